@@ -1,13 +1,11 @@
 """Memory that training takes on a GPU beyond its tensors: caching allocator and CUDA context.
 
-A memory budget covers `torch.cuda.max_memory_reserved()` and the CUDA context, so this file
-estimates both from allocated bytes. By default the allocator never joins its segments, and reserved
-up to 39 % more than was allocated. Expandable segments grow and shrink by pages, and return unused
-pages before an allocation fails, so `expand_segments` switches them on for training within a
-budget.
-
-PyTorch has no public setter (the private one was checked with 2.11 and 2.13), and reads the
-environment variable before a program can set it.
+A memory budget covers `torch.cuda.max_memory_reserved()` and the CUDA context, so `card_bytes`
+estimates both from allocated bytes. By default the allocator never merges its segments, and
+reserved up to 39 % more than was allocated. Expandable segments grow and shrink by pages, and
+return unused pages before an allocation fails. `expand_segments` therefore switches them on for
+training within a budget. It uses PyTorch's private setter (checked with 2.11 and 2.13), because
+there is no public one, and the environment variable is read before a program can set it.
 """
 
 from __future__ import annotations
@@ -20,12 +18,12 @@ import torch
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _SETTING = "expandable_segments"
 _PAGE_BYTES = 20 * 2**20
-"""Step in which segments of large tensors grow; segments of small tensors grow by a tenth of it."""
+"""Granularity at which segments of large tensors grow; for small tensors it is a tenth of this."""
 _NUM_PARTIAL_PAGES = 2
 """Partly used pages: one of large tensors and one of small tensors."""
 _FRAGMENTED = 0.04
-"""Fraction of allocated bytes lost to fragmentation: 1.5 to 5.5 % for three models on an H200, of
-which the allocator recovers a part when memory is short."""
+"""Fraction of allocated bytes lost to fragmentation: 1.5 to 5.5 % for three models on an H200; the
+allocator recovers a part of that when memory is short."""
 _FRAGMENTED_IN_GRAPH = 0.02
 """Additional fraction with a CUDA graph, whose memory pool returns nothing."""
 _CONTEXT_GROWTH_BYTES = 160 * 2**20
@@ -53,7 +51,7 @@ def expand_segments(device: torch.device) -> str:
 
 
 def _given() -> tuple[str, str]:
-    """Return name and value of the environment variable with the settings; empty if none is set."""
+    """Return name and value of the variable with the allocator's settings; empty if unset."""
     return next(((name, os.environ[name]) for name in _VARIABLES if os.environ.get(name)), ("", ""))
 
 

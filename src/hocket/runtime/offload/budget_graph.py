@@ -1,11 +1,11 @@
 """CUDA graphs of entire training steps within a memory budget, for plans without host copies.
 
-Forward, backward with recompute, and the update of each block are captured as the model's modules
-launch them; afterwards one launch replays the step. A graph holds the peak memory of its step in
-addition to parameters, optimizer state and a static copy of the batch, which leaves no memory for
-an evaluation between steps. So the graph is released before an evaluation, and captured again in
-the next training step. After a graph with fewer than `MIN_REPLAYS` replays, steps stay eager.
-O(parameters) comparisons per step.
+Forward, backward with recompute, and the update of each block are captured once; afterwards one
+launch replays the step. A graph holds the peak memory of its step in addition to parameters,
+optimizer state and a static copy of the batch, which leaves no memory for an evaluation between
+steps. The graph is therefore released before an evaluation, and captured again in the next training
+step. If a graph is released after fewer than `MIN_REPLAYS` replays, later steps stay eager. Each
+step makes O(parameters) comparisons to see whether the captured step still applies.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hocket.runtime.strategy import StepOutput
 from hocket.runtime.trace_options import Weight
 
 MIN_REPLAYS = 4
-"""Replays that make a capture worthwhile; after a graph with fewer, steps stay eager."""
+"""Replays that make a capture worthwhile; if a graph had fewer, later steps are eager."""
 StepPasses = Callable[[Any, Weight], StepOutput]
 """Runs forward, backward and updates of a batch, with the weight of its loss."""
 Capture = Callable[[Callable[[], StepOutput]], Callable[[], StepOutput]]
@@ -84,6 +84,7 @@ class BudgetGraph:
         found = self.replay.find(key, lambda: self._captured(batch, passes))
         if found is None:
             return self._eager(lambda: passes(batch, weight))
+        # The graph reads its static batch and weight, not the tensors of this call.
         found.batch.refill(batch)
         found.scale.fill_(weight)
         output = found.launch()
@@ -104,11 +105,11 @@ class BudgetGraph:
             torch.cuda.empty_cache()
 
     def _key(self, batch: Any, optimizer: torch.optim.Optimizer) -> Iterator[Any]:
-        """Yield everything that steps must share to use one graph: shapes, addresses and
-        settings."""
+        """Yield shapes, addresses and settings that a captured graph depends on."""
         yield signature_of(batch)
         yield model_key(self._model, self._device)
         for group in optimizer.param_groups:
+            # A replay reads tensors by address, so a loaded checkpoint needs a new graph.
             yield [address_of(value) for key, value in group.items() if key != "params"]
             for parameter in group["params"]:
                 yield [address_of(s) for s in optimizer.state.get(parameter, {}).values()]
@@ -149,7 +150,7 @@ class BudgetGraph:
         if self._stream is None:
             return run()
         if self._was_elsewhere:
-            # Workspaces belong to a stream: those of the default stream would stay allocated.
+            # Workspaces belong to a stream: workspaces of the default stream would stay allocated.
             torch._C._cuda_clearCublasWorkspaces()
             self._was_elsewhere = False
         with on_stream(self._stream, self._device):

@@ -86,7 +86,7 @@ class BudgetSetup:
     outputs: bool = False
     """True if steps return all outputs of the model, not only single numbers."""
     lost: str = ""
-    """Restrictions that the user was already warned of."""
+    """Text of a warning that the user has got already; further warnings are suppressed."""
     no_replay: str = AS_ASKED
     """Reason why steps are not replayed as CUDA graphs, or an empty string."""
     is_dry_run: bool = False
@@ -163,8 +163,10 @@ class BudgetedModel(Strategy):
     # ── a step ───────────────────────────────────────────────────────────────────────────────
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Set the optimizer that updates blocks as their gradients arrive; None defers all
-        updates."""
+        """Set the optimizer that updates each block as its gradients arrive.
+
+        None defers all updates to `update`.
+        """
         self._steps.place_states(optimizer, self.blocks)
         self._optimizer = optimizer if optimizer and updates_in_parts(optimizer) else None
 
@@ -194,6 +196,7 @@ class BudgetedModel(Strategy):
         loss, outputs = self._forward(batch)
         # Logits that nobody reads are not held through the backward pass.
         outputs = detached(outputs) if self._setup.outputs else tree_map(_single_number, outputs)
+        # The weight scales gradients only: the reported loss stays unweighted.
         loss.backward(torch.ones_like(loss).mul_(weight))  # type: ignore[no-untyped-call]
         return StepOutput(loss.detach(), outputs)
 
@@ -206,7 +209,7 @@ class BudgetedModel(Strategy):
         return output
 
     def _begin(self, batch: Any) -> None:
-        """Check model and batch, and release the graph, before anything but a training step."""
+        """Check model and batch, and release the CUDA graph, before a pass outside of `train`."""
         self._require_model()
         self._check_shapes(batch)
         self._graph.release()
@@ -223,8 +226,8 @@ class BudgetedModel(Strategy):
         return StepOutput(loss, returned)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Run the parts of the optimizer's step that did not run as gradients arrived."""
-        # Schedulers check whether it was called.
+        """Update the blocks that were not updated during the backward pass."""
+        # Learning-rate schedulers warn unless `optimizer.step` was called before them.
         optimizer._opt_called = True  # type: ignore[attr-defined]
         self._waits.add(optimizer)
         if not updates_in_parts(optimizer):
@@ -243,6 +246,7 @@ class BudgetedModel(Strategy):
                 resident += block.parameters
                 continue
             self._wait(block)
+            # `_settle`, which `clip` calls, has moved host gradients to `parameter.grad`.
             gradients = {p: p.grad for p in block.parameters if p.grad is not None}
             for parameter in gradients:
                 parameter.grad = None
@@ -305,6 +309,7 @@ class BudgetedModel(Strategy):
         assert self._detached is not None
         self._restore_forwards()
         self._detached.attach()
+        # The other strategy may have moved the optimizer's state.
         self._steps.forget_places()
         self._patch_forwards()
         self._detached = None
@@ -329,7 +334,8 @@ class BudgetedModel(Strategy):
     # ── gradients and updates: see `BackwardEvents` ──────────────────────────────────────────
 
     def begin_backward(self) -> None:
-        """Move host gradients out of ``parameter.grad``, where the device's gradients will be."""
+        """Clear ``parameter.grad`` of host gradients, because autograd adds device gradients to
+        it."""
         set_aside_host_gradients(self.blocks)
 
     def begin_block(self, block: Block) -> None:
@@ -348,6 +354,7 @@ class BudgetedModel(Strategy):
         for parameter in found:
             parameter.grad = None
         block.use_master()
+        # The state swap declines blocks without state or with gradients accumulated on the host.
         update = self._state_swap.update(block, self._optimizer, found)
         if update is not None:
             self._update_reads.hold(list(found.values()), update.gradients_read)
@@ -369,7 +376,7 @@ class BudgetedModel(Strategy):
             self._settle()
 
     def order_changed(self) -> None:
-        """Warn that blocks are called in another order than they were prefetched in."""
+        """Warn that the order of block calls differs from the last step, so prefetches fail."""
         self._warn(order_changed_warning(self._trace.name))
 
     def _accumulate_on_host(
@@ -497,6 +504,7 @@ def _without_cache(model: nn.Module) -> Iterator[None]:
     They hold copies that no gradient needs, and recompute would append to them a second time.
     """
     # Encoders and decoders may have configurations of their own.
+    # Modules of one model often share a configuration object, hence the key by identity.
     found = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
     caching: list[Any] = [each for each in found.values() if getattr(each, "use_cache", False)]
     for config in caching:
@@ -624,6 +632,7 @@ class _MeasuredPeak:
             with tracker:
                 yield
             peak_bytes = tracker.peak_bytes
+        # Optimizer state exists from the second step on, so the first step alone reads too low.
         self._peak_bytes = max(self._peak_bytes, peak_bytes)
         self._num_left -= 1
         budget_bytes = plan.section.budget_bytes[0]

@@ -1,13 +1,14 @@
 """Last layer and cross-entropy of a language model in chunks, without the full logits in memory.
 
 The last layer returns lazy logits: a tensor without data that refers to the layer's input. Casts,
-reshapes and slices before the loss stay lazy; ``cross_entropy`` computes the logits of one chunk of
+reshapes and slices of lazy logits stay lazy. ``cross_entropy`` computes the logits of one chunk of
 positions at a time, and computes them again in the backward pass. Every other function gets the
-full logits, so that all models work.
+full logits, so that every model works.
 
 The idea is that of fused linear cross-entropies such as Liger's, with PyTorch's own kernels. Weight
-gradients of the chunks are summed in place, 16-bit ones in float32. This rounds as often as the
-plain layer does, and avoids a third copy of the largest gradient of a language model.
+gradients of the chunks are summed in place; sums of 16-bit gradients are in float32 and rounded
+once, as in the unchunked layer. Summing in place avoids another copy of the largest gradient of a
+language model.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 loss = _loss(part, layer, labels, dtype, ignore_index)
             inputs = [t for t in (part, *layer) if t is not None and t.requires_grad]
             found = list(torch.autograd.grad(loss, inputs, given))
+            # Frees the chunk's logits before the next chunk allocates its own.
             del loss
             if of_rows is not None:
                 of_rows[start : start + len(part)].copy_(found.pop(0))
@@ -118,10 +120,10 @@ def _autocast(kind: str, cast: torch.dtype | None) -> torch.autocast:
 
 
 Within = Callable[[Callable[[], torch.Tensor]], torch.Tensor]
-"""Calls a function while the parameters of the last layer are on the device."""
+"""Function that calls another one while the parameters of the last layer are on the device."""
 _PLAIN = frozenset({torch.Tensor.dim, torch.Tensor.size, torch.Tensor.numel, torch.Tensor.__len__,
                     torch.Tensor.is_floating_point, torch.Tensor.__repr__})  # fmt: skip
-"""Functions that lazy logits answer without data, in addition to attributes such as ``shape``."""
+"""Functions that need only the metadata of lazy logits, like attributes such as ``shape``."""
 
 
 class Head(NamedTuple):
@@ -137,7 +139,7 @@ class Head(NamedTuple):
 
 
 class LazyLogits(torch.Tensor):
-    """Result of a last layer that was not computed yet: a tensor without data.
+    """Result of a last layer that is not computed yet: a tensor without data.
 
     Functions with a rule in `_RULES` are applied to the lazy logits; other functions get the
     computed ones.
@@ -207,6 +209,7 @@ def _reshaped(logits: LazyLogits, *shape: Any) -> Any:
 
 def _flattened(logits: LazyLogits, start_dim: int = 0, end_dim: int = -1) -> Any:
     last = logits.dim() - 1
+    # The vocabulary axis must remain the last one, and unmerged.
     if end_dim % logits.dim() == last:
         return NotImplemented
     return logits.like(logits.rows.flatten(start_dim, end_dim % logits.dim()))
@@ -216,6 +219,7 @@ def _sliced(logits: LazyLogits, index: Any) -> Any:
     parts = index if isinstance(index, tuple) else (index,)
     if not all(isinstance(part, slice) or part is Ellipsis for part in parts):
         return NotImplemented
+    # A slice of the vocabulary would change the normalization of the softmax.
     reaches_last = Ellipsis in parts or len(parts) == logits.dim()
     if reaches_last and parts[-1] not in (slice(None), Ellipsis):
         return NotImplemented
@@ -232,6 +236,7 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Any:
+    # Chunks sum plain losses: class weights and smoothing would need other normalizations.
     is_usual = weight is None and size_average is None and reduce is None and not label_smoothing
     if not is_usual or target.is_floating_point() or target.dim() != 1 or logits.dim() != 2:
         return NotImplemented
@@ -265,8 +270,8 @@ _RULES: Mapping[Any, Callable[..., Any]] = {
 def last_layer(model: nn.Module, path: str = "") -> nn.Linear | None:
     """Return the plain linear layer that computes a model's logits, or None.
 
-    It is the one at ``path`` if known, else the model's output embeddings, else its last linear
-    layer. A layer with a ``forward`` of its own cannot compute logits in chunks.
+    The layer is the one at ``path`` if there is one, else the model's output embeddings, else its
+    last linear layer. A layer with an overridden ``forward`` cannot compute logits in chunks.
     """
     found: Any = dict(model.named_modules()).get(path) if path else None
     if not isinstance(found, nn.Linear):
@@ -287,6 +292,7 @@ def supports_chunked_loss(model: nn.Module, graph: Graph) -> bool:
     path = path_of(model, head)
     is_forward = graph.op_phase == Phase.FORWARD
     ops = [op for op in range(graph.num_ops) if is_forward[op] and graph.module_of(op) == path]
+    # Consecutive ops are one call; a second call would leave a gap between the two.
     return bool(ops) and ops[-1] - ops[0] == len(ops) - 1
 
 

@@ -1,9 +1,10 @@
 """Asynchronous copies between a device and the host, with pinned host memory.
 
 On CUDA each direction has its own stream and host buffers are pinned, so that copies in both
-directions overlap with computation. A copy returns a `CopyEvent`, which a stream waits for on the
-device and a host thread on the host. Without CUDA the "device" is ordinary memory and copies are
-synchronous.
+directions overlap with computation. A copy returns a `CopyEvent`; a stream can wait for it without
+blocking the host, and a host thread can block until it has completed. Without CUDA the "device" is
+ordinary memory, and copies are synchronous. The file also has the pool of host buffers, and helpers
+for typed views of byte buffers.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def typed_view(
 
 
 def extent(tensor: torch.Tensor) -> int:
-    """Count the elements between the first and last one of a tensor in memory, including gaps."""
+    """Return the number of elements that a tensor spans in memory, including gaps."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
 
@@ -69,6 +70,7 @@ def _pin(buffer: torch.Tensor) -> None:
             f"the host cannot pin {format_bytes(buffer.numel())} of memory (CUDA error {code})",
             hint="give the process more lockable memory (ulimit -l), or train a smaller model",
         )
+    # CUDA must forget the pages before the operating system reuses them.
     weakref.finalize(buffer.untyped_storage(), runtime.cudaHostUnregister, address)
 
 
@@ -139,7 +141,7 @@ class CopyStreams:
     """One copy stream per direction between a device and the host."""
 
     def __init__(self, device: torch.device, *, is_real: bool, is_dry_run: bool = False) -> None:
-        """Create streams if the device has memory of its own (``is_real``); a dry run copies
+        """Create streams if the device has separate memory (``is_real``); a dry run copies
         nothing."""
         self.device, self.is_real, self._is_dry_run = device, is_real, is_dry_run
         self._out = torch.cuda.Stream(device) if self.is_real else None  # type: ignore[no-untyped-call]
@@ -161,8 +163,7 @@ class CopyStreams:
         return self._copy(pairs, self._out, self.record_event())
 
     def fetch(self, pairs: Sequence[CopyPair], *after: CopyEvent) -> CopyEvent:
-        """Copy to the device after the events, or without any after the current stream's queued
-        work."""
+        """Copy to the device after the events; without events, after the current stream's work."""
         return self._copy(pairs, self._in, *(after or (self.record_event(),)))
 
     @contextmanager

@@ -1,11 +1,11 @@
 """Dry runs of training steps on fake tensors, which predict the peak memory of a memory plan.
 
-A `BudgetedModel` runs the step of a plan on fake tensors under a memory tracker, so that the
-prediction follows the code that trains, op by op. Optimizer state on the device is created before,
-as a first step would. Updates on the host are skipped, because they need no device memory. On CUDA,
-storages take whole units of the allocator, and kernels take their measured workspaces. The result
-includes the workspaces of cuBLAS and cuBLASLt (one each for the threads of forward and backward), a
-margin for small tensors, and other allocations of the process.
+A `BudgetedModel` runs one step of a plan on fake tensors under a memory tracker. The prediction
+comes from the same code that trains, op by op. Optimizer state on the device is created before the
+step, as it exists in all steps but the first. Updates on the host are skipped, because they need no
+device memory. On CUDA, storages are rounded up to units of the allocator, and kernels take their
+measured workspaces. The result includes the workspaces of cuBLAS and cuBLASLt (one each for the
+threads of forward and backward), a margin for small tensors, and other allocations of the process.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _REPLAY_MARGIN = 0.005
 
 @dataclass(frozen=True, eq=False)
 class DryRuns:
-    """Dry runs of memory plans for one traced training step, each run once."""
+    """Dry runs of memory plans for one traced training step; each result is cached."""
 
     task: TrainingTask
     graph: Graph
@@ -105,11 +105,13 @@ class DryRuns:
         replay_bytes = 0
         if not self.no_replay(section, budget_bytes):
             replay_bytes = self._batch_bytes + int(_REPLAY_MARGIN * budget_bytes)
+        # A replay holds its static batch in addition to everything that eager steps hold.
         return replay_bytes + self.eager_peak_bytes(section)
 
     def eager_peak_bytes(self, section: Memory) -> int:
         """Return the peak of eager steps under a plan, which does not depend on the budget;
         cached."""
+        # Frontier points that differ in their budget alone share one dry run.
         key = replace(section, budget_bytes=())
         if key not in self._peaks:
             self._peaks[key] = dry_run_peak_bytes(self.task, section, self._setup)
@@ -128,8 +130,10 @@ class DryRuns:
         return sum(aligned(t.nbytes) for t in tensors.values() if t.device.type == "cuda")
 
     def no_replay(self, section: Memory | None, budget_bytes: int) -> str:
-        """Return why a plan's steps (or any plan's, if None) are not replayed; empty if they
-        are."""
+        """Return the reason why steps are not replayed as CUDA graphs, or an empty string.
+
+        With ``section`` None, only reasons that hold for every plan are considered.
+        """
         options = self.task.options
         if not options.replay:
             return AS_ASKED
@@ -170,7 +174,7 @@ def dry_runs_of(task: TrainingTask) -> DryRuns:
 def low_precision_parameters(program: Program) -> dict[str, torch.dtype]:
     """Return the dtype of each parameter that every op of forward and backward casts to it first.
 
-    Autocast causes such casts. Uploading the cast values instead gives the same numbers.
+    Autocast causes such casts. Uploading values that the host has cast gives the same results.
     """
     found: dict[int, set[torch.dtype | None]] = {t: set() for t in program.parameters.values()}
     for call in program.calls:
@@ -183,6 +187,7 @@ def low_precision_parameters(program: Program) -> dict[str, torch.dtype]:
     return {
         name: dtype
         for name, tensor in program.parameters.items()
+        # One uncast read (None) or two different casts need the parameter's own dtype.
         if len(found[tensor]) == 1 and isinstance(dtype := next(iter(found[tensor])), torch.dtype)
     }
 
@@ -200,6 +205,7 @@ def dry_run_peak_bytes(task: TrainingTask, memory: Memory, setup: BudgetSetup | 
         fakes = fake_twins([tensor for _, _, tensor in named], str(device))
         fake_states = _fake_states(optimizer, str(device))
     batch = map_batch(task.batch, fakes)
+    # The warm-up step must not leave optimizer state behind for the measured step.
     first, own = (_fake_optimizer(optimizer, fakes, fake_states) for _ in range(2))
     tracker = _tracker(device)
     with (
@@ -207,6 +213,7 @@ def dry_run_peak_bytes(task: TrainingTask, memory: Memory, setup: BudgetSetup | 
         swapped_tensors(model, fakes, task.recipe.forward, task.recipe.loss),
         nullcontext() if task.recipe.forward else rows_are_whole(task.batch),
         torch.random.fork_rng(),
+        # Modes and fake tensors are per thread: backward must run on the thread that tracks.
         torch.autograd.set_multithreading_enabled(False),
         mode,
         WideStatistics(),  # type: ignore[no-untyped-call]
@@ -279,7 +286,7 @@ def _other_tensors(named: Iterable[NamedTensor], device: torch.device) -> Iterat
 
 
 def _resident_states(strategy: BudgetedModel, own: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """Yield the states on the device of an optimizer that has made steps before."""
+    """Yield state tensors of parameters on the device; none before the optimizer's first step."""
     resident = [block for block in strategy.blocks if block.master is None]
     for parameter in (p for block in resident for p in block.parameters):
         for value in own.state.get(parameter, {}).values():
@@ -290,7 +297,7 @@ def _resident_states(strategy: BudgetedModel, own: torch.optim.Optimizer) -> Ite
 
 @contextmanager
 def _unclaimed(model: nn.Module) -> Iterator[None]:
-    """Undo the claim of a dry run on the model."""
+    """Release the model after a dry run, so that another strategy can train it."""
     try:
         yield
     finally:
@@ -360,8 +367,8 @@ def _overhead_bytes(task: TrainingTask, *, has_products: bool) -> int:
 def _small_bytes(device: torch.device, model: nn.Module) -> int:
     """Return a margin of one allocation unit for each tensor of the model.
 
-    Fused kernels count steps on the device, and statistics of norms were seen to live longer there
-    (11 KiB of 137 MB).
+    It covers step counters, which fused kernels hold on the device, and statistics of norms, which
+    lived longer on a GPU than in the dry run (11 KiB of 137 MB).
     """
     if device.type != "cuda":
         return 0

@@ -40,6 +40,7 @@ class GradientBuffers:
         were computed; otherwise they are cast to the dtype of their parameters, as autograd
         would.
         """
+        # A dtype that differs from the upload's layout would not fit into the upload's positions.
         types = {place.parameter: place.dtype for place in block.upload_layout.places}
         is_used = is_used and all(gradient.dtype == types[p] for p, gradient in found.items())
         layout = block.upload_layout if is_used else block.master_layout
@@ -61,6 +62,7 @@ class GradientBuffers:
             if parameter in block.host_gradients:
                 block.host_gradients[parameter].add_(gradient)
             else:
+                # Cloned, because the buffer is returned to the pool below.
                 block.host_gradients[parameter] = gradient.clone()
         self._pool.give_back(buffer)
 
@@ -87,6 +89,7 @@ class GradientBuffers:
             block.gradient_buffer = None
 
     def _buffer(self, block: Block, layout: BufferLayout) -> torch.Tensor:
+        # Reuse is safe only when no gradients wait in the buffer.
         if block.gradient_buffer is not None and not block.host_gradients:
             if block.gradient_buffer.numel() == layout.num_bytes:
                 return block.gradient_buffer

@@ -1,13 +1,14 @@
 """Hooks around the calls of a model's blocks, which apply each block's memory policy.
 
-Pre-forward: fetch parameters. During the call: offload the tensors that autograd saves, or drop
-them for recompute. Post-forward: release parameters. A block's backward pass begins when the
-gradient of its output is computed; autograd runs the latest ops first, so all later blocks have
-finished by then. Pre-backward: fetch parameters and saved tensors. Post-backward: pass complete
-gradients to `BackwardEvents`, which updates the block or copies them to the host.
+Before a block's forward call its parameters are fetched. During the call, tensors that autograd
+saves are offloaded, or dropped for recompute. After the call the parameters are released. Before a
+block's backward pass, its parameters and saved tensors are fetched; after it, complete gradients go
+to `BackwardEvents`, which updates the block or copies the gradients to the host. A block's backward
+pass begins when the gradient of its output has been computed. Autograd runs the latest ops first,
+so all later blocks have finished by then.
 
-Meanwhile the next blocks are prefetched, in the order of the last step. A step with another order
-fetches blocks on demand, and warns once.
+While a block computes, the next blocks in the order of the last step are prefetched. If the order
+changes, blocks are fetched on demand, and the user is warned once.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class BlockCall:
     has_gradients: bool = False
     """True if gradients reach ops of the call itself.
 
-    They do not if its results are only views of its inputs that later ops change in place.
+    False, for example, if the call only returns views of its inputs.
     """
 
 
@@ -108,7 +109,7 @@ class BlockHooks:
     # ── forward ──────────────────────────────────────────────────────────────────────────────
 
     def begin(self, batch: Any) -> None:
-        """Begin a step; drop the calls of an earlier step without a backward pass."""
+        """Begin a step, and drop recorded calls whose backward pass never ran."""
         self._drop_calls()
         self._storages.clear()
         self._num_calls.clear()
@@ -131,6 +132,7 @@ class BlockHooks:
         call = BlockCall(block, len(self._forward))
         self._locate(block)
         self._fetch_parameters(block)
+        # Before the launch of the block's kernels: a wait for a host update would delay them.
         self._prefetch_next(waits=False)
         if not torch.is_grad_enabled():
             result = forward(*args, **kwargs)
@@ -163,6 +165,7 @@ class BlockHooks:
         if self._order[expected : expected + 1] == [block]:
             self._position = expected
         else:
+            # After the end of the list (a block unseen in the last step) nothing is prefetched.
             found = [at for at, each in enumerate(self._order) if each is block]
             self._position = found[0] if found else len(self._order)
 
@@ -185,7 +188,7 @@ class BlockHooks:
         block.use_buffer(staging.buffer)
 
     def _refresh(self, block: Block) -> None:
-        """Wait for a block's update, and refresh its upload buffer if parameters were changed."""
+        """Wait for a block's update; refresh the upload buffer if the user changed parameters."""
         self.host_optimizer.wait(block)
         block.require_own_storage()
         if block.is_changed:
@@ -204,13 +207,13 @@ class BlockHooks:
 
     def fetch_shared(self, block: Block) -> None:
         """Fetch parameters that several blocks use, for an entire step."""
-        # All work queued so far may read the earlier values.
+        # The refresh must not overwrite values that queued work still reads.
         block.last_use = self.streams.record_event()
         self._fetch_parameters(block)
         self._in_use.discard(block)
 
     def _prefetch_next(self, *, waits: bool) -> None:
-        """Prefetch the parameters of the next calls; unless ``waits``, stop at a running update."""
+        """Prefetch parameters of the next calls; if not ``waits``, stop at a running update."""
         after = self._position + 1
         for block in self._order[after : after + self.prefetch]:
             if block.master is None or not block.fetched_bytes or block in self._in_use:
@@ -279,6 +282,7 @@ class BlockHooks:
             block.num_pending_backward += call.has_gradients
             results = _with_bases(traced, call.first_node)
             register_multi_grad_hook(results, lambda _: self._pre_backward(call), mode="any")
+        # The block's kernels are launched, so the host may wait for updates meanwhile.
         self._prefetch_next(waits=True)
 
     def _release(self, block: Block) -> None:
@@ -301,6 +305,7 @@ class BlockHooks:
 
     def _pre_backward(self, call: BlockCall) -> None:
         """Fetch parameters and saved tensors of a call, and prefetch for the calls before it."""
+        # Autograd has finished these calls: gradients reach this call's output only afterwards.
         for later in self._backward:
             self._post_backward(later)
         self._backward = [call]
@@ -326,6 +331,7 @@ class BlockHooks:
         if not self._backward:
             self.events.begin_backward()
         self.is_backward_unfinished = True
+        # Calls in the backward pass (recompute) are not part of the order to prefetch.
         order = [each.block for each in self._forward]
         if self._order and order and order != self._order:
             self.events.order_changed()
@@ -350,6 +356,7 @@ class BlockHooks:
         # not pass through their results.
         left = (c.block for c in self._forward
                 if c.block.num_pending_backward or not c.has_gradients)  # fmt: skip
+        # A block may have several calls, and is finished once.
         for block in dict.fromkeys(left):
             self.events.finish_block(block)
         self._drop_calls()

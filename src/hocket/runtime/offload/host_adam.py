@@ -1,11 +1,11 @@
 """AdamW on the host in one pass over memory, with bfloat16 gradients and low-precision copies.
 
-Memory bandwidth limits updates on the host. PyTorch's fused kernel needs gradients in full
-precision, and casting the low-precision copy for upload takes a second pass. One pass reads and
-writes 28 bytes per parameter instead of 34, and bfloat16 gradients halve the copies from the
-device. The kernel is used if its results equal those of PyTorch's kernel bit for bit.
-`matches_torch` checks that once per process, which also compiles the kernel: when the host's
-bandwidth is measured, or in the first update.
+Memory bandwidth limits updates on the host. PyTorch's fused kernel needs full-precision gradients,
+and casting the low-precision copy for upload takes a second pass. The kernel of `host_adam_kernel`
+does both in one pass, which reads and writes 28 bytes per parameter instead of 34, and its bfloat16
+gradients halve the copies from the device. The kernel is used only if its results equal those of
+PyTorch's kernel bit for bit. `matches_torch` checks that once per process, and thereby compiles the
+kernel, either when the host's bandwidth is measured or in the first update.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ def fused_adam_step(
     gradient: torch.Tensor,
     low_precision: torch.Tensor,
 ) -> bool:
-    """Update a parameter and write its low-precision copy; return True if that was done.
+    """Update a parameter and write its low-precision copy; return True on success.
 
-    Returns False, without any change, if the parameter has no state yet, if dtypes or layouts do
-    not fit, or if results would differ from PyTorch's kernel.
+    Returns False, without any change, if the parameter has no state yet, if dtypes or layouts are
+    not supported, or if results would differ from PyTorch's kernel.
     """
     states: tuple[Any, ...] = (parameter, state.get("exp_avg"), state.get("exp_avg_sq"))
     if any(t is None or t.dtype != torch.float32 or t.device.type != "cpu" for t in states):
@@ -79,6 +79,7 @@ def fused_adam_step(
         return False
     tensors = (*states, gradient, low_precision)
     have_same_layout = all(t.stride() == parameter.stride() for t in tensors)
+    # PyTorch rounds the elements after the last full vector differently.
     if not have_same_layout or parameter.numel() % _VECTOR or not matches_torch():
         return False
     coefficients = _coefficients(group, float(state["step"]) + 1)

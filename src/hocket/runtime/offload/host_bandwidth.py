@@ -1,12 +1,12 @@
 """Measures the host's bandwidth for copies and updates that run concurrently in a step.
 
-Copies to a GPU, copies from it and host updates share the host's memory bandwidth. Each is slower
-next to the others than alone, by a factor that differs between machines: copies to an H200 fell
-from 49.5 to 42.5 GB/s, updates from 112 to 73 GB/s. The slowest of the three decides how blocks are
-best split between host and device, so all three are measured at once, on more memory than caches
-hold. In a step none of them runs all the time. So copies and updates are also measured without each
-other, and rated below the mean of both measurements (`_UPDATE_MARGIN`, `_COPY_MARGIN`): on H200
-hosts that updated at 59 GB/s next to uninterrupted copies, steps reached 77 and 87 GB/s.
+Copies to a GPU, copies from it and host updates share the host's memory bandwidth. Each one is
+slower while the others run, by a factor that differs between machines: copies to an H200 fell from
+49.5 to 42.5 GB/s, updates from 112 to 73 GB/s. The slowest of the three decides how blocks are best
+split between host and device. All three are therefore measured at once, on more memory than caches
+hold. In a step none of them runs all the time, so copies and updates are also measured separately.
+The rating is a fraction of the mean of both measurements (`_UPDATE_MARGIN`, `_COPY_MARGIN`): on
+H200 hosts that updated at 59 GB/s during uninterrupted copies, steps reached 77 and 87 GB/s.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hocket.runtime.offload.host_optimizer import threads_for_updates
 
 _COPY_BYTES = 2**26
 _QUEUE_LENGTH = 64
-"""Copies queued in each direction: together they take as long as an update."""
+"""Copies queued in each direction, so that the queues do not run empty during an update."""
 _NUM_BUFFERS = 8
 """Host buffers that copies cycle through, because a single one would stay in caches."""
 _NUM_ELEMENTS = 2**25
@@ -52,7 +52,7 @@ _COPY_MARGIN = 0.95
 """Fraction of the mean bandwidth at which copies are rated; copies vary less between steps."""
 _COPIES_ALONE_S = 0.3
 _FREE_MEMORY_DIVISOR = 4
-"""Divisor of the host's free memory, which gives the memory used by the measurement."""
+"""The measurement uses at most the host's free memory divided by this number."""
 
 
 class HostBandwidth(NamedTuple):
@@ -83,7 +83,7 @@ def with_measured_host(cluster: Cluster, device: torch.device) -> Cluster:
 def measure_host_bandwidth(device: torch.device) -> HostBandwidth:
     """Measure the host's bandwidth, rounded to two digits, once per process.
 
-    More digits would be noise, and would give equal problems different plans.
+    Further digits are noise, and would give two runs of one problem different plans.
     """
     count = min(
         _NUM_PARAMETERS, available_bytes() // (_FREE_MEMORY_DIVISOR * _BYTES_HELD * _NUM_ELEMENTS)
@@ -133,7 +133,7 @@ class _Count(NamedTuple):
 
 
 class _Copies:
-    """Copies in both directions that never pause."""
+    """Uninterrupted copies in both directions."""
 
     def __init__(self, device: torch.device) -> None:
         is_real = device.type == "cuda"
@@ -149,6 +149,7 @@ class _Copies:
             while sum(not event.is_done for event in events[-_QUEUE_LENGTH:]) < _QUEUE_LENGTH:
                 index = len(events) % _NUM_BUFFERS
                 events.append(copy(slice(index * _COPY_BYTES, (index + 1) * _COPY_BYTES)))
+                # Without a GPU copies complete at once, and the queue would never fill.
                 if events[-1].is_done:
                     break
 

@@ -1,9 +1,9 @@
-"""Updates of blocks by the user's optimizer: by a thread on the host, or on the device.
+"""Updates of blocks by the user's optimizer, on a thread of the host or on the device.
 
-Among the blocks whose gradients have arrived on the host, the thread updates the one that the next
-forward pass needs first. Gradients of the first block arrive last, so updates of later blocks may
-still run during the next forward pass. A large block is updated in parts, between which an earlier
-block may be updated first.
+The host thread picks, among the blocks whose gradients have arrived on the host, the block that the
+next forward pass needs first. The backward pass ends with the first block, so updates of later
+blocks may still run during the next forward pass. A large block is updated in parts; after each
+part the thread may switch to an earlier block.
 
 On a GPU machine host updates of Adam, AdamW, SGD and Adagrad use PyTorch's fused kernels, which
 read and write each value once, on all cores but one; the remaining core launches GPU kernels.
@@ -42,11 +42,11 @@ from hocket.runtime.process_settings import torch_threads
 from hocket.simulate.rewriting.host_parameters import PIECE_BYTES, runs_within
 
 _CORES_FOR_LAUNCHES = 1
-"""Cores left for kernel launches: a GPT on an H200 with 16 cores trains 5 % slower with 14 update
-threads than with 15, and no faster with 16."""
+"""Cores reserved for kernel launches: a GPT on an H200 with 16 cores trains 5 % slower with 14
+update threads than with 15, and no faster with 16."""
 _MIN_FUSED_ELEMENTS = 2**16
-"""Parameters with fewer elements are updated together: splitting each among threads takes
-longer."""
+"""Parameters with fewer elements are updated in one call, because splitting each one among threads
+takes longer."""
 
 
 # ── the thread ───────────────────────────────────────────────────────────────────────────────────
@@ -54,7 +54,7 @@ longer."""
 
 @dataclass(eq=False)
 class _HostJob:
-    """Work for a block, at once or in parts, that may start once a copy has completed."""
+    """Work for a block that starts after a copy; it runs in one go or in several parts."""
 
     index: int
     """Index of the block; blocks with lower indices are updated first."""
@@ -97,19 +97,20 @@ class HostOptimizerThread:
     def submit(
         self, block: Block, work: Callable[[], Iterator[None] | None], after: CopyEvent = DONE
     ) -> None:
-        """Queue work for a block after a copy; `Block.update_done` is set when it is finished."""
+        """Queue work for a block, to start after a copy; sets `Block.update_done` at its end."""
         if self._is_dry_run:
             return
         self.wait(block)
         # A forked process has none of its parent's threads.
         if self._thread is None or not self._thread.is_alive():
             self._start()
-        # From here on others wait for the job, so nothing that can fail may come in between.
+        # After `clear` other threads wait for this job: an error before `put` would block them.
         block.update_done.clear()
         self._jobs.put(_HostJob(block.index, block.update_done, after, work))
 
     def wait(self, block: Block) -> None:
         """Wait until a block has no running job; raises the error of its last job."""
+        # In a forked process the event of a job of the parent's thread would never be set.
         while not block.update_done.wait(_POLL_S):
             is_over = self._thread is None or not self._thread.is_alive()
             if is_over and not block.update_done.is_set():
@@ -133,6 +134,7 @@ class HostOptimizerThread:
         self._thread = thread
         _running[thread] = self._jobs
         is_ready.wait()
+        # `end_all` stops the thread at exit; the finalizer is for owners collected before.
         weakref.finalize(self, self._jobs.put, None).atexit = False
         # The number of threads that one thread sets is the default of threads that start later.
         torch.set_num_threads(num_threads)
@@ -142,7 +144,7 @@ _running: weakref.WeakKeyDictionary[threading.Thread, _Jobs] = weakref.WeakKeyDi
 
 
 def wait_for_all() -> None:
-    """Wait for the jobs of all trainings, because a job keeps its training alive."""
+    """Wait for all queued jobs, so that the models and tensors that they refer to can be freed."""
     for thread, jobs in list(_running.items()):
         is_done = threading.Event()
         jobs.put(_HostJob(_AFTER_ALL, is_done, DONE, lambda: None))
@@ -152,15 +154,17 @@ def wait_for_all() -> None:
 
 @atexit.register
 def end_all() -> None:
-    """Stop every thread after the part of an update that it runs, which Python would abort at
-    exit."""
+    """Stop every thread once its current part of an update is done.
+
+    Python aborts daemon threads at exit, possibly in the midst of an update.
+    """
     for thread, jobs in list(_running.items()):
         jobs.put(None)
         thread.join()
 
 
 def threads_for_updates() -> AbstractContextManager[None]:
-    """Return a context in which torch uses all its threads but one, which is left for launches."""
+    """Return a context in which torch leaves one core free for kernel launches."""
     return torch_threads(max(1, torch.get_num_threads() - _CORES_FOR_LAUNCHES))
 
 
@@ -176,18 +180,17 @@ def _run(jobs: _Jobs, failures: dict[int, BaseException], is_ready: threading.Ev
             # `HostOptimizerThread.wait` raises it.
             except BaseException as error:
                 failures[job.index] = error
-            # The references go first, so that a waiting thread can free the training.
+            # References are dropped before the event, so that the waiting thread can free tensors.
             waiting.remove(job)
             del job
             done.set()
 
 
 def _next(jobs: _Jobs, waiting: deque[_HostJob]) -> _HostJob | None:
-    """Return the job of the lowest block among those whose copies are complete; None ends the
-    thread.
+    """Return the job with the lowest block index among jobs whose copies are complete.
 
-    The device runs far behind the launches: waiting for the lowest of all blocks would mean waiting
-    for the end of the backward pass.
+    None ends the thread. Jobs are queued long before the device has computed their gradients, so
+    waiting for the lowest index of all would mean waiting for the end of the backward pass.
     """
     while not jobs.empty() or not waiting:
         job = jobs.get()
@@ -226,6 +229,7 @@ def _step_some(block: Block, part: torch.optim.Optimizer, chosen: slice) -> None
     masters = [block.masters[parameter] for parameter in left]
     for master, gradient in zip(masters, left.values(), strict=True):
         master.grad = gradient.to(master.dtype)
+    # `part.step` would also update parameters that are done already or have no gradient yet.
     own = part if len(left) == len(block.parameters) else part_of(part, {m: m for m in masters})
     own.step()
     for master in masters:
@@ -267,7 +271,7 @@ class OptimizerSteps:
     def place_states(
         self, optimizer: torch.optim.Optimizer | None, blocks: Sequence[Block]
     ) -> None:
-        """Move states of an optimizer to the device or the host, where their blocks are updated.
+        """Move each optimizer state to the device or the host, wherever its block is updated.
 
         Refuses parameters added to the model after `hocket.prepare`, because no block would update
         them.
@@ -292,8 +296,7 @@ class OptimizerSteps:
                 _move_state(optimizer.state.get(parameter, {}), place)
 
     def forget_places(self) -> None:
-        """Make the next `place_states` check all states again: another training may have moved
-        them."""
+        """Make the next `place_states` check all states, because they may have been moved."""
         self._known_groups = []
 
     def on_host(self, optimizer: torch.optim.Optimizer, block: Block) -> torch.optim.Optimizer:

@@ -1,11 +1,11 @@
 """Workspaces of GPU kernels, measured once per call signature and kept on disk.
 
 Libraries choose kernels and their workspaces by shapes, layouts and dtypes: cuDNN's attention takes
-several times the memory of its results, convolutions up to hundreds of MB. Only the call itself
-shows how much. A call signature consists of the op, the shapes, strides and dtypes of its tensors,
+several times the memory of its results, convolutions up to hundreds of MB. The size can only be
+found by a run. A call signature consists of the op, the shapes, strides and dtypes of its tensors,
 and its other arguments. The op is run on zeros, and PyTorch's allocator reports the peak beyond the
-results. Only ops without side effects run, and only if zeros are valid inputs. The caller restores
-random number generators; the allocator's peak is reset.
+results. Only ops without side effects are run, and only if zeros are valid inputs. A measurement
+resets the allocator's peak; the caller restores random number generators.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hocket.runtime.offload.copy_streams import extent
 KernelCall = Callable[[], Any]
 _KIND = "kernel-workspaces"
 _MIN_BYTES = 2**20
-"""Bytes of tensors below which a call's workspace is not worth measuring."""
+"""Minimum bytes of a call's tensors; workspaces of smaller calls are not measured."""
 _ATTENTION = ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention_",
               "_cudnn_attention_")  # fmt: skip
 """Prefixes of ops that may draw random numbers and take seeds as integer tensors."""
@@ -68,8 +68,7 @@ class Workspaces:
         return self._found[key]
 
     def keep(self) -> None:
-        """Keep new measurements on disk, but none if a call has failed, so that it is measured
-        again."""
+        """Store new measurements on disk, unless a call has failed, which is then retried later."""
         if self._cache_key is not None and len(self._found) > self._num_kept and not self.unknown:
             disk_cache.keep(_KIND, self._cache_key, self._found)
             self._num_kept = len(self._found)

@@ -1,14 +1,14 @@
 """Tracks the device memory of tensors op by op, without needing the device.
 
-The unit is the storage: storages that an op allocates are added, the peak is noted, and a storage
-counts until its last tensor is freed. Memory allocated under `on_host` is not counted. Temporaries
-within one op are not seen, except for measured workspaces. O(outputs) per op.
+A dispatch mode counts every storage that an op allocates, until the last tensor of the storage is
+freed, and records the peak of the sum. Memory allocated under `on_host` is not counted. Temporaries
+within one op are not seen, except for measured workspaces. The cost is O(outputs) per op.
 
-Autograd adds gradients of one tensor in place if nothing else holds the first one (PyTorch's
-``can_accumulate_inplace``). Under a dispatch mode such as this one it never does, and calls `add`,
-which the tracker counts as in place if autograd would have added in place without the mode. To
-decide that, reference counts of the first gradient are compared with those in a sum that is known
-to be in place, so that no knowledge of a PyTorch version's reference counting is needed.
+Autograd sums the gradients of one tensor in place if nothing else references the first gradient
+(PyTorch's ``can_accumulate_inplace``). Under any dispatch mode autograd calls `add` instead, which
+allocates. The tracker does not count this allocation if autograd would have summed in place without
+the mode. To decide that, it compares the reference counts of the first gradient with those in a sum
+that is known to be in place. This works whatever references a PyTorch version holds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PRODUCTS = frozenset((
     "mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "matmul",
     "_addmm_activation", "_int_mm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm",
 ))  # fmt: skip
-"""Names of matrix products whose library keeps a workspace."""
+"""Names of matrix-product ops, for which cuBLAS holds a workspace."""
 _host_depth = threading.local()
 
 
@@ -62,8 +62,8 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts bytes of tracked storages and of storages that ops allocate while it is entered."""
 
     def __init__(self, unit_bytes: int = 1, workspace: WorkspaceBytes | None = None) -> None:
-        """Round storages up to units, like an allocator; add ``workspace`` to the bytes held by an
-        op."""
+        """Round storages up to units, as an allocator does; ``workspace`` returns the extra bytes
+        of an op."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._unit_bytes, self._workspace = unit_bytes, workspace
         self._in_place = _in_place_holders()
@@ -117,7 +117,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         mode."""
         if func is not _ADD or kwargs or len(args) != 2 or torch.is_grad_enabled():
             return False
-        # Compared before the tensor has a name here, which would be one more reference.
+        # `args[0]` is not bound to a local name, which would add a reference.
         if (
             type(args[0]) not in self._in_place
             or _holders(args[0]) != self._in_place[type(args[0])]
@@ -126,8 +126,8 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = _current_node()
         if node == _NO_NODE or not _is_dense(args[0]):
             return False
-        # A node's own formula never adds in place; autograd adds two results of one node where both
-        # are gradients of the same tensor.
+        # An `add` within a node's own formula allocates. Autograd itself sums two results of one
+        # node only if both are gradients of the same tensor, which is a repeated edge.
         maker = self._makers.get(args[0].untyped_storage()._cdata)
         return maker != node or _has_repeated_edge(torch._C._current_autograd_node())
 
@@ -215,7 +215,7 @@ def _in_place_holders() -> Mapping[type, _Holders]:
 
 
 class WideStatistics(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes batch norms on fake tensors save as many bytes as on real ones.
+    """Makes batch norms save as many bytes on fake tensors as on real tensors.
 
     On a CPU PyTorch saves mean and deviation of 16-bit inputs in the dtype of 32-bit weights, but
     gives fake tensors the dtype of the inputs.

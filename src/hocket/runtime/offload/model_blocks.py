@@ -2,10 +2,10 @@
 blocks.
 
 A block consists of the modules that compute its ops, and of the parameters that no other block
-uses. Without a traced step, blocks are derived from modules alone: members of the outermost
-`nn.ModuleList`s and `nn.Sequential`s (layers of a transformer, stages of a convolutional net), and
-modules with parameters outside of these. A member with most of its parameters in an inner list,
-such as a list of experts, is split into the members of that list.
+uses. Without a traced step, blocks are derived from the module tree alone: each member of an
+outermost `nn.ModuleList` or `nn.Sequential` (a transformer layer, a stage of a convolutional net)
+is a block, and so is each module with parameters outside of these lists. A member with most of its
+parameters in an inner list, such as a list of experts, is split into the members of that list.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from hocket.simulate.rewriting.repeated_calls import outer_modules
 from hocket.simulate.rewriting.uses import can_run_twice
 
 SHARED = "(shared)"
-"""Name of the block of parameters that several blocks use, or that no block uses."""
+"""Name of the block of parameters that are used by several blocks, or by none."""
 _MIN_MEMBERS = 3
-"""Fewest members with parameters for which an inner list splits a block."""
+"""Minimum number of members with parameters in an inner list that splits a block."""
 
 
 def model_blocks(model: nn.Module, memory: Memory, graph: Graph | None) -> list[Block]:
     """Return the blocks of a plan, followed by a block of shared parameters.
 
-    Parameters are shared if several blocks use them, or no block does. They stay on the device.
-    They are updated on the host if all blocks that use them (all blocks of the plan, if none does)
-    have their master copies on the host.
+    Parameters are shared if several blocks use them, or no block does. Shared parameters stay on
+    the device. They are updated on the host if all blocks that use them have their master copies on
+    the host; for parameters that no block uses, all blocks of the plan count.
     """
     _require_disjoint(model)
     known = dict(model.named_modules())
@@ -84,7 +84,7 @@ def model_blocks(model: nn.Module, memory: Memory, graph: Graph | None) -> list[
 
 
 def _draws_in_cudnn(module: nn.Module) -> bool:
-    """True if cuDNN may draw the dropout of a module, which recompute cannot reproduce."""
+    """True if cuDNN may draw dropout masks of a module, which recompute cannot reproduce."""
     return any(isinstance(each, nn.RNNBase) and each.dropout for each in module.modules())
 
 

@@ -1,11 +1,11 @@
 """Parameters of a block: their master copy on the host, and their copies on the device.
 
-A block with streamed parameters, or with its update on the host, has its parameters in one host
-buffer, so that one copy fetches them all. If every op that reads a parameter first casts it
-(autocast), a low-precision copy of the buffer is uploaded instead: the same numbers in half the
-bytes. Parameter objects remain the user's own: ``parameter.data`` is a view of the master copy, and
-of a device buffer while the block computes. This file lays out the buffers and points parameters at
-them; `hooks` and `prefetch` start the transfers of a step.
+A block whose parameters are streamed, or whose update is on the host, has all its parameters in one
+host buffer, so that a single copy fetches them. If every op that reads a parameter first casts it
+(autocast), a low-precision copy of the buffer is uploaded instead, which gives the same results
+with half the bytes. The parameter objects remain the user's: ``parameter.data`` becomes a view of
+the master copy, or of a device buffer while the block computes. This file lays out the buffers and
+points parameters at them; `hooks` and `prefetch` start the transfers of a step.
 """
 
 from __future__ import annotations
@@ -53,13 +53,14 @@ class BufferView:
 
     @property
     def stop(self) -> int:
-        """First byte that the next tensor in the buffer may take."""
+        """First aligned byte after the tensor, where the next tensor may start."""
         return self.start + aligned(self.num_bytes)
 
     def of(self, buffer: torch.Tensor) -> torch.Tensor:
         """Return the tensor as a view of ``buffer``.
 
-        Buffers cache their views: making one takes the host as long as launching a kernel.
+        Views are cached in the buffer, because creating one costs as much host time as a kernel
+        launch.
         """
         views: dict[BufferView, torch.Tensor] = buffer.__dict__.setdefault("_views", {})
         if self not in views:
@@ -91,7 +92,7 @@ def layout_of(
     for parameter in parameters:
         dtype = (dtypes or {}).get(id(parameter), parameter.dtype)
         dense = torch.empty_strided(parameter.shape, parameter.stride(), device="meta")
-        # Gaps of an odd layout are not worth keeping.
+        # A layout with gaps or overlaps is made dense, so that copies move no unused bytes.
         is_dense = dense.numel() == extent(dense)
         stride = parameter.stride() if is_dense else torch.empty_like(dense).stride()
         start = places[-1].stop if places else 0
@@ -111,15 +112,15 @@ class Block:
 
     policy: MemoryBlock
     index: int
-    """Position in the forward pass; -1 for shared parameters, which are needed before all
-    blocks."""
+    """Position in the forward pass; -1 for the block of shared parameters, which is needed
+    first."""
     modules: dict[str, nn.Module]
     calls: Sequence[str] = ()
-    """Path of a module for each call that the block makes, in order."""
+    """Path of the module of each call in the block, in the order of the calls."""
     parameters: list[nn.Parameter] = field(default_factory=list)
-    """Parameters that no other block uses; in the shared block, all remaining ones."""
+    """Parameters that no other block uses; the shared block has all other parameters."""
     uses_rng: bool = True
-    """True if its forward pass may draw random numbers."""
+    """True if the forward pass of the block may draw random numbers."""
     not_recomputable: frozenset[str] = frozenset()
     """Paths of modules that cannot run twice, for example because they write into their inputs."""
 
@@ -129,11 +130,10 @@ class Block:
     upload: torch.Tensor | None = None
     """Host buffer that is copied to the device: the master copy or its low-precision copy."""
     upload_layout: BufferLayout = field(default_factory=BufferLayout)
-    """Layout of ``upload``, and of host gradients in the dtype in which the device computes
-    them."""
+    """Layout of ``upload``, and of host gradients, which have the dtype of the device's
+    gradients."""
     masters: dict[nn.Parameter, nn.Parameter] = field(default_factory=dict)
-    """Master copy of each parameter, which the host updates while the parameter itself may be a
-    view of device memory."""
+    """Master copy by parameter; the host can update it while the parameter views device memory."""
     resident: torch.Tensor | None = None
     """Permanent copy on the device, if only the update is on the host."""
     is_stale: bool = True
@@ -164,7 +164,7 @@ class Block:
 
     @cached_property
     def module_state(self) -> ModuleState:
-        """State of the block's modules, which recompute must not change a second time."""
+        """State of the block's modules, which recompute saves and restores."""
         return ModuleState(self.modules.values())
 
     @property
@@ -197,7 +197,8 @@ class Block:
         self.master_layout = layout_of(self.parameters)
         self.upload_layout = layout_of(self.parameters, low_precision)
         are_same = all(id(p) not in low_precision for p in self.parameters)
-        # The master copy itself is copied to the device only in these cases.
+        # The master copy is copied to the device only without a low-precision copy or for updates
+        # on the device; pinned memory that is not copied from would be wasted.
         is_pinned = pinned and (are_same or self.policy.update == "device")
         with on_host(), torch.no_grad():
             self.master = host_buffer(self.master_layout.num_bytes, pinned=is_pinned)
@@ -214,7 +215,7 @@ class Block:
 
     @torch.no_grad()
     def write_back(self) -> None:
-        """Copy the parameters, wherever they are, to the master copy and the upload buffer."""
+        """Copy the parameters from their present memory to the master copy and upload buffer."""
         if self.master is not None:
             with on_host():
                 for parameter, master in self.masters.items():
@@ -224,9 +225,10 @@ class Block:
             self.is_stale = True
 
     def require_own_storage(self) -> None:
-        """Refuse parameters whose ``data`` was replaced: the contents of the new memory would be
-        lost."""
+        """Refuse parameters whose ``data`` the user replaced, because the next fetch would discard
+        the new values."""
         for parameter in self.parameters if self.master is not None else ():
+            # Empty parameters have no memory of their own to compare.
             if parameter.untyped_storage()._cdata not in self._own_storages and parameter.numel():
                 raise UsageError(
                     f"a parameter of {self.policy.name!r} ({list(parameter.shape)}) was given "
@@ -254,7 +256,8 @@ class Block:
         assert self.upload is not None
         if self.upload is not self.master:
             both = zip(self.upload_layout.places, self.master_layout.places, strict=True)
-            # In one call: between calls the update thread would wait for Python's lock.
+            # One call for all tensors, because the update thread waits for Python's GIL between
+            # calls.
             with on_host():
                 pairs = [(low.of(self.upload), full.of(self.master)) for low, full in both
                          if chosen is None or full.parameter in chosen]  # fmt: skip
@@ -268,7 +271,7 @@ class Block:
 
 
 def blocks_by_module(blocks: Iterable[Block]) -> dict[str, list[Block]]:
-    """Return the block of each call of a module, in the order of calls, by path of the module."""
+    """Return, by path of a module, the block of each of its calls, in the order of the calls."""
     found: dict[str, list[Block]] = {}
     for block in blocks:
         for path in block.calls:

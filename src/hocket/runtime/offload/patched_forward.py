@@ -1,7 +1,7 @@
 """Replaces ``forward`` of a model's modules while a strategy trains the model.
 
-The file also records which strategy has patched a model, refuses a second one, and lets a later
-strategy take the model over.
+A registry records which strategy has patched each model. A strategy whose model was patched by a
+later one is refused, and `released_model` lets one strategy replace another.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _as_it_is(own: Any) -> Any:
 
 
 def claim_model(model: nn.Module, strategy: ReleasesModel | None) -> None:
-    """Record the strategy that has patched a model, or None if there is none any more."""
+    """Record the strategy that has patched a model; None removes the record."""
     if strategy is None:
         _strategies.pop(model, None)
     else:
@@ -68,7 +68,7 @@ def require_unclaimed(model: nn.Module, strategy: object) -> None:
 
 
 def retrained_error() -> UsageError:
-    """Return the error of a training whose model was passed to a later `hocket.prepare`."""
+    """Return the error for a step of a model that was passed to `hocket.prepare` again."""
     return UsageError(
         "this model was given to a later hocket.prepare", hint="train with what it returned"
     )
@@ -85,7 +85,8 @@ def patch_forward(module: nn.Module, strategy: ReleasesModel, function: Callable
 def eager_only(own: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
     """Return a forward that calls ``own`` for fake tensors, and ``call`` otherwise.
 
-    Tracing needs the ops of the module's own forward, and its parameters are fake as well then.
+    Tracing needs the ops of the module's own forward, with fake parameters in place of fetched
+    ones.
     """
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -108,7 +109,7 @@ def restore_forwards(modules: Iterable[nn.Module]) -> None:
 
 @contextmanager
 def released_model(model: nn.Module) -> Iterator[None]:
-    """Make the current strategy of a model leave it, and come back if the body fails."""
+    """Release a model from its current strategy; if the body fails, the strategy takes it back."""
     found = [vars(module).get("forward") for module in model.modules()]
     strategies = {id(f.strategy): f.strategy for f in found if isinstance(f, PatchedForward)}
     for strategy in strategies.values():

@@ -1,16 +1,16 @@
 """Choice of the fastest memory plan whose dry run stays within a budget.
 
-Simulated peaks may be rough, so only a dry run decides whether a plan fits. Plans that fit
-according to the simulator get dry runs, from the fastest on, until one fits. Faster plans that
-exceed the budget slightly in the simulator are tried next. So a larger budget never gives a slower
-step, and no plan is slower than full recompute if full recompute fits.
+Simulated peaks are approximate, so only a dry run decides whether a plan fits. Plans that fit
+according to the simulator get dry runs in order of their step times, until one fits. Faster plans
+whose simulated peak slightly exceeds the budget are tried next. A larger budget therefore never
+gives a slower step, and no chosen plan is slower than full recompute if full recompute fits.
 
-A dry run of a deep model takes many seconds. For these models a plan gets a dry run only if it
-would fit at the smallest ratio of dry-run peak to simulated peak found so far. Plans beyond the
-budget that copy nothing are left out, because only copies that end early can make dry-run peaks
-smaller. Plans that the model cannot run are skipped; if no plan remains, plans without recompute or
-without updates on the device are tried. Before a budget is refused, the smallest plan for each
-treatment of activations gets a dry run, so that the error names the least memory needed.
+A dry run of a deep model takes many seconds. For deep models a plan gets a dry run only if it would
+fit at the smallest ratio of dry-run peak to simulated peak found so far. Plans that exceed the
+budget and copy nothing are skipped: only copies that end earlier than simulated can make a dry-run
+peak smaller. Plans that the model cannot run are skipped, too. If no plan remains, plans without
+recompute or without updates on the device are tried. Before a budget is refused, the smallest plan
+for each set of activation policies gets a dry run, so that the error names the minimum memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FAR_OFF = 2
 MANY_OPS = 5000
 """For steps with more ops, plans that are unlikely to fit get no dry run."""
 _MAX_ALTERNATIVES = 4
-"""Plans tried without recompute, and without device updates, if all others were refused."""
+"""Number of plans tried without recompute, and without device updates, if all others failed."""
 _BUDGET_SHARES = (1.0, 0.99, 0.95)
 """Fractions of a budget for which plans that save some activations on the device are considered:
 dry runs find slightly more memory than the simulator."""
@@ -95,6 +95,7 @@ def fastest_within_budget(
         is_hopeless = plan.peak_bytes > available and is_deep and not plan.moved_bytes
         return plan.rank < best.rank and may_fit(plan) and not is_hopeless
 
+    # The candidates are sorted by step time, so the first one that fits is the fastest.
     inside = [plan for plan in plans if plan.peak_bytes <= available]
     best = next((plan for plan in inside if may_fit(plan) and fits(plan)), None)
     # The ratio may be smaller by now, so plans that were skipped may fit after all.
@@ -106,6 +107,7 @@ def fastest_within_budget(
     if best is None:
         if not peaks:
             raise next(iter(refused.values()))
+        # Plans with larger simulated peaks cannot lower the minimum that the error names.
         nearest = min(peaks.values()) * (1 if is_deep else _FAR_OFF)
         kinds = [plan for plan in _smallest_of_kinds(frontier) if plan.peak_bytes < nearest]
         best = next((plan for plan in kinds if is_worth_trying(plan) and fits(plan)), None)
@@ -123,7 +125,8 @@ def _section(plan: Fitted, budget_bytes: int) -> Memory:
 def _candidates(frontier: Frontier, budget_bytes: int, available: int) -> list[Fitted]:
     """Return plans that are the best for some budget and may fit this one, the fastest first.
 
-    The plain step excludes no other plan: a traced step holds less memory than the model itself.
+    The plain step (without a memory section) does not displace other plans, because its traced
+    peak may be smaller than the peak of the actual model.
     """
     others = replace(frontier, plans=tuple(p for p in frontier.plans if p.memory is not None))
     plans = {plan.name: plan for plan in (*frontier.best_of(), *others.best_of())}

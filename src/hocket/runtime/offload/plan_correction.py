@@ -1,14 +1,15 @@
 """Disk cache of memory plans, and correction of a plan by the measured times of its first steps.
 
-Finding a plan takes seconds to a minute, because plans are simulated and the best get dry runs.
-Both depend only on the traced step, the device, the budget and software versions. Whether a cached
-plan fits is checked again, because the CUDA context and other tensors differ between processes.
+The search for a plan takes seconds to a minute, because plans are simulated and the best ones get
+dry runs. Its result depends only on the traced step, the device, the budget and software versions,
+and is cached on disk. Each process checks again that a cached plan fits, because the CUDA context
+and other tensors differ between processes.
 
-Plans are ranked by predicted times. Prediction errors differ between plans that copy between host
-and device, which depend on links and the host, and plans that recompute, which depend on the device
-alone. So the first steps are timed. If they take longer than predicted, the fastest plan of the
-other type that fits is tried for as many steps within the same training, and the faster one
-continues. The cache keeps it as confirmed, so that later trainings start with it.
+Plans are ranked by predicted times. Two types of plans have different prediction errors: plans that
+copy between host and device depend on links and the host, plans that recompute on the device alone.
+The first steps of training are therefore timed. If they take longer than predicted, the fastest
+plan of the other type that fits is run for the same number of steps, and training continues with
+the faster of the two. The cache marks that plan as confirmed, so that later runs start with it.
 """
 
 from __future__ import annotations
@@ -46,8 +47,10 @@ class CachedPlan:
     budget_bytes: int
 
     def recall(self) -> tuple[BudgetPlan, bool] | None:
-        """Return the cached plan, and True if first steps confirmed it; None if absent or too
-        large."""
+        """Return the cached plan and whether measured steps confirmed it.
+
+        Returns None if there is no cached plan, or if it exceeds the budget in this process.
+        """
         found = disk_cache.recall(_KIND, self._key)
         try:
             section = Memory.from_data(found["section"], self.problem)
@@ -63,7 +66,7 @@ class CachedPlan:
         return BudgetPlan(section, needed, step_s, allocated_bytes), is_confirmed
 
     def keep(self, plan: BudgetPlan, *, is_confirmed: bool) -> None:
-        """Keep a plan on disk, except for the plain step, which has no blocks."""
+        """Store a plan on disk; the plain step, which has no blocks, is not stored."""
         if plan.section.blocks and plan.allocated_bytes is not None:
             value = {"section": plan.section.to_data(), "allocated_bytes": plan.allocated_bytes,
                      "step_s": plan.step_s, "is_confirmed": is_confirmed}  # fmt: skip
@@ -120,10 +123,10 @@ class PlanCorrection:
     _times: list[float] = field(default_factory=list)
 
     def note(self, step_s: float) -> BudgetedModel | None:
-        """Note the time of a step; return the strategy for the next steps if it changes, else
-        None."""
+        """Record the time of a step; return the strategy to switch to, or None to continue."""
         self._num_steps += 1
         if self._num_steps > NUM_WARM_UP:
+            # The steps before allocate memory and capture graphs, so they take longer.
             self._times.append(step_s)
         if len(self._times) < NUM_TIMED:
             return None
@@ -145,8 +148,10 @@ class PlanCorrection:
         return self._second
 
     def _other(self, below_s: float) -> BudgetPlan | None:
-        """Return the fastest plan of the other type: with copies if the first plan has none, else
-        without."""
+        """Return the fastest plan of the other type, or None.
+
+        The type is with host copies if the first plan has none, else without host copies.
+        """
         section, graph = self.first.budget_plan.section, self.dry_runs.graph
         moves = bool(section.replay_hindrance(graph))
         frontier = self.make_frontier()
@@ -158,7 +163,7 @@ class PlanCorrection:
         keeping = frontier.keeping if moves else ()
         if not plans and not keeping:
             return None
-        # A frontier needs a smallest plan, also where only plans that keep blocks are left.
+        # A frontier must not be empty, even if only its `keeping` plans are candidates.
         others = replace(frontier, plans=plans or frontier.plans, keeping=keeping)
         try:
             found = self.dry_runs.fastest_within_budget(section.budget_bytes[0], others)

@@ -1,10 +1,10 @@
 """Staging buffers on the device for blocks with streamed parameters.
 
 Each buffer is as large as the largest streamed block, so that nothing is allocated during training.
-A block is fetched into the least recently used buffer that no computation uses; the copy waits on
-the device until computation has finished with the buffer. Saved tensors that are views of a staging
-buffer are saved as block and offset, and read from whichever buffer holds the block when they are
-needed.
+A block is fetched into the least recently used buffer that no computation uses; the copy stream
+waits until queued computation has finished with the buffer. If autograd saves a view of a staging
+buffer, block and offset are saved instead. The view is resolved in the buffer that holds the block
+when the backward pass needs it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class StagedView:
 
 
 class StagingBuffers:
-    """All staging buffers; the least recently used one is overwritten first."""
+    """Cache of streamed blocks in staging buffers, with least-recently-used replacement."""
 
     def __init__(self, streams: CopyStreams, num_bytes: int, count: int) -> None:
         self._streams = streams
@@ -110,6 +110,7 @@ class StagingBuffers:
     def resolve(self, view: StagedView, in_use: set[Block]) -> torch.Tensor:
         """Return the described tensor from the buffer that holds its block, after a fetch if
         needed."""
+        # The buffer may hold another block by now, since views do not keep their buffer.
         staging = self.fetch(view.block, in_use)
         assert staging is not None, "a block's backward pass has a buffer of its own"
         staging.ready.wait()
@@ -122,5 +123,6 @@ class StagingBuffers:
 
 def staging_buffers(blocks: Iterable[Block], streams: CopyStreams, prefetch: int) -> StagingBuffers:
     """Make one staging buffer for the running block, and one for each block to prefetch."""
+    # Two buffers at least: the next block's copy runs while the current block computes.
     sizes = [block.fetched_bytes for block in blocks if block.is_streamed]
     return StagingBuffers(streams, max(sizes, default=0), 1 + max(1, prefetch))

@@ -1,14 +1,14 @@
 """Activation checkpointing: a module runs a second time in the backward pass, in the same state.
 
-This works like PyTorch's non-reentrant checkpoints, with less host time for each saved tensor: with
-small ops, a step takes 1.9 to 2.1 times as long as without recompute, and 2.5 to 3.1 times with
-PyTorch's checkpoints (`benchmarks/memory/host_time.py`). In the first run autograd saves numbers in
-place of tensors. When the backward pass needs the tensor of a number, the module runs again until
-all numbered tensors have been saved, and is then stopped.
+The method is that of PyTorch's non-reentrant checkpoints. In the first run autograd saves an index
+in place of each tensor. When the backward pass needs the tensor of an index, the module runs again
+until all indexed tensors have been saved, and is then stopped by an exception. Host time per saved
+tensor is lower than PyTorch's: with small ops, a step takes 1.9 to 2.1 times as long as without
+recompute, against 2.5 to 3.1 times with PyTorch's checkpoints (`benchmarks/memory/host_time.py`).
 
-The second run gets the state of the first: PyTorch's random number generators, autocast, the
-default device, inputs, buffers and Python state. Buffers, such as running statistics, and
-attributes, such as counters, change once.
+The second run starts in the state of the first one: random number generators, autocast, the default
+device, inputs, buffers and Python attributes. Afterwards the state after the first run is restored,
+so that buffers (running statistics) and attributes (counters) change once per step.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class PythonValues(NamedTuple):
     """States of the generators of Python and NumPy; None if they are not used."""
 
     def renewed(self) -> PythonValues:
-        """Return the present values in the same places."""
+        """Return the current values of the same attributes and generators."""
         return PythonValues(
             [holder.renewed() for holder in self.holders],
             [(generator, generator.get_state()) for generator, _ in self.generators],
@@ -73,7 +73,7 @@ class PythonValues(NamedTuple):
         )
 
     def write(self) -> None:
-        """Make these values the present ones."""
+        """Write the recorded values back to the attributes and generators."""
         for holder in self.holders:
             holder.write(holder.owner, holder.saved)
         for generator, state in self.generators:
@@ -84,21 +84,21 @@ class PythonValues(NamedTuple):
 
 
 class StateBefore(NamedTuple):
-    """State of modules before a run, as far as the run changes it."""
+    """Recorded state of modules before a run; after the run reduced to what it has changed."""
 
     buffers: list[SeenBuffer]
     python: PythonValues
 
 
 class ModuleState:
-    """Buffers and Python state of modules that run twice, each changed once per step.
+    """Buffers and Python state of modules that run twice per step, but change their state once.
 
-    In the second run batch norms write to spare statistics, on which their results in training do
-    not depend. All other state that the first run changes is reset for the second run, and restored
-    to the values of the first one afterwards. Without that, a module that counts its calls, or
-    draws from Python's or NumPy's generator, would silently train on other numbers. The very first
-    run compares everything that is reachable from the modules, except globals and class
-    attributes; later runs look at what has changed before.
+    In the second run batch norms write to temporary statistics; their results in training do not
+    depend on these. All other state that the first run changes is reset for the second run, and
+    restored to the values after the first run at the end. Without the reset, a module that counts
+    its calls, or that draws from Python's or NumPy's generator, would silently compute other
+    values. The very first run compares all state that is reachable from the modules, except globals
+    and class attributes. Later runs record only the state that the first run changed.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -113,7 +113,7 @@ class ModuleState:
         self._moved: set[tuple[nn.Module, str]] | None = None
         """Buffers that earlier runs have changed; None before the first run."""
         self._python: PythonValues | None = None
-        """Places that the first run changed, with other values; None before the first run."""
+        """Attributes that the first run changed (without values); None before the first run."""
 
     def before(self) -> StateBefore:
         """Record the state before a run."""
@@ -135,7 +135,7 @@ class ModuleState:
         return StateBefore(found, PythonValues(own, reached.generators, global_draws()))
 
     def moved(self, before: StateBefore) -> StateBefore:
-        """Return the recorded state as far as the run has changed it."""
+        """Return the part of the recorded state that the run has changed."""
         python = before.python
         if self._python is None:
             is_drawn = python.draws is not None and not same_draws(python.draws, global_draws())
@@ -167,7 +167,7 @@ class ModuleState:
 
     @contextmanager
     def reset_to(self, before: StateBefore) -> Iterator[None]:
-        """Reset the state to that before the first run; undo all changes afterwards."""
+        """Reset the state to ``before`` inside the context, and restore the present state after."""
         now = before.python.renewed()
         before.python.write()
         norms = [norm for norm in self._norms if norm.training and norm.track_running_stats]
@@ -175,6 +175,7 @@ class ModuleState:
         for norm, own in found:
             spare = {name: None if (statistic := own[name]) is None else torch.empty_like(statistic)
                      for name in (_MEAN, _VARIANCE)}  # fmt: skip
+            # Without a counter the second run does not count the batch a second time.
             norm._buffers.update({**spare, _COUNT: None})
         values = [(seen.buffer, seen.buffer.clone()) for seen in before.buffers]
         with torch.no_grad():
@@ -206,9 +207,9 @@ def recomputed(
 ) -> Any:
     """Call a function whose saved tensors are recomputed in its backward pass.
 
-    ``state`` is that of the modules that the function calls. Once the function has written into
-    its inputs, nothing can be recomputed from them, so tensors saved from then on are kept, by the
-    hooks ``keeping`` if given.
+    ``state`` is the state of the modules that the function calls. Once the function has written
+    into its inputs, nothing can be recomputed from them. Tensors that autograd saves after such a
+    write are therefore saved by the hooks ``keeping``, or as they are by default.
     """
     run = _RecomputedRun(state, function, args, kwargs, keeping or (saved_as_is, SavedTensor.get),
                          restores_rng=restores_rng)  # fmt: skip
@@ -236,12 +237,12 @@ class SavedTensor(NamedTuple):
 
 
 def saved_as_is(tensor: torch.Tensor) -> SavedTensor:
-    """Save a tensor without its grad_fn, which would keep alive everything that the step saved."""
+    """Save a tensor without its grad_fn, because a grad_fn keeps the entire graph alive."""
     return SavedTensor(tensor.detach() if tensor.grad_fn is not None else tensor, tensor._version)
 
 
 class _AllSaved(BaseException):
-    """Stops a second run; not an `Exception`, so that model code does not catch it."""
+    """Stops a second run; derived from `BaseException`, so that model code does not catch it."""
 
 
 class _SavedInputs(torch.autograd.Function):
@@ -263,8 +264,8 @@ class _RecomputedRun:
         self._state, self._function = state, function
         self._keep, self._kept = keeping
         leaves, self._structure = tree_flatten((tuple(args), dict(kwargs)))
-        # One tensor that is passed twice must be one again: attention takes another kernel where
-        # query, key and value are the same.
+        # A tensor that is passed twice must be one object in the second run, too: attention takes
+        # another kernel if query, key and value are the same tensor.
         tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
         position = {key: at for at, key in enumerate(tensors)}
         self._position = [position.get(id(leaf), -1) for leaf in leaves]
@@ -286,20 +287,21 @@ class _RecomputedRun:
         self._recomputed: list[torch.Tensor | None] = []
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        """Save a number in place of a tensor, or the tensor itself if it cannot be recomputed."""
+        """Save an index in place of a tensor, or the tensor itself if it cannot be recomputed."""
         if self._is_changed():
             return self._keep(tensor)
         self._shapes.append(tensor.shape)
         return len(self._shapes) - 1
 
     def unpack(self, packed: Any) -> torch.Tensor:
-        """Return the tensor of a number; a backward pass requests each number once."""
+        """Return the tensor of an index; a backward pass requests each index once."""
         if not isinstance(packed, int):
             return self._kept(packed)
         number = packed
-        # A gradient computed within the forward pass asks before all tensors were saved.
+        # `autograd.grad` within the forward pass unpacks before all tensors were saved.
         if number >= len(self._recomputed) or self._recomputed[number] is None:
             self._recompute()
+        # Dropped here, so that autograd alone decides how long the tensor lives.
         tensor, self._recomputed[number] = self._recomputed[number], None
         assert tensor is not None
         return tensor
@@ -309,7 +311,7 @@ class _RecomputedRun:
 
     def _recompute(self) -> None:
         if self._is_changed():
-            # Not left to autograd, which does not check what hooks have packed.
+            # Autograd does not check versions of tensors that hooks have packed.
             raise RunError(
                 "an input of a recomputed part of the model was changed in place after its call, "
                 "so it cannot be recomputed",
@@ -345,7 +347,7 @@ class _RecomputedRun:
 
     @contextmanager
     def _as_in_first_run(self) -> Iterator[None]:
-        """Restore the state that a computation depends on besides its arguments."""
+        """Restore generators, autocast, default device and module state of the first run."""
         with ExitStack() as stack:
             if self._rng is not None:
                 stack.enter_context(self._rng.restored())
@@ -371,7 +373,7 @@ class _TorchGenerators:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Draw the same numbers again; afterwards restore the current state of the generators."""
+        """Set the recorded states inside the context, and the present states after it."""
         with torch.random.fork_rng(self._devices, device_type=self._kind):
             torch.set_rng_state(self._on_cpu)
             if self._devices:

@@ -1,10 +1,10 @@
 """Offload and prefetch of tensors that autograd saves for the backward pass.
 
-The unit is the storage: tensors that share one are copied and fetched together, once for all blocks
-that save them. Parameters, buffers and the batch are never offloaded, nor are storages that other
-code keeps on the device. Copies to the host start at once. Device memory is released one block
-later, when computation has waited for the copy: so it is never reused too early, and the peak does
-not depend on the speed of the bus.
+The unit of transfer is the storage: tensors that share a storage are copied and fetched together,
+once for all blocks that save them. Parameters, buffers and the batch are never offloaded, nor are
+storages that other code holds on the device. A copy to the host starts when autograd saves the
+tensor. Device memory is released one block later, after the compute stream has waited for the copy.
+It is thus never reused too early, and the peak does not depend on the speed of the bus.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hocket.runtime.offload.copy_streams import (
 
 @dataclass(eq=False)
 class _OffloadedStorage:
-    """A storage that was copied to the host, alive for as long as autograd needs it."""
+    """A storage that was copied to the host; it lives as long as autograd references it."""
 
     on_device: torch.Tensor | None
     """The entire storage, in the dtype of the first tensor saved from it; None once released."""
@@ -37,18 +37,18 @@ class _OffloadedStorage:
     pool: HostPool
     event: CopyEvent = DONE
     num_users: int = 0
-    """Number of block calls in the forward pass that have saved it and not released it."""
+    """Number of block calls that have saved the storage and not released it yet."""
     stays: bool = False
-    """True if other code keeps the storage on the device."""
+    """True if other code holds the storage on the device, so that offloading frees nothing."""
     versions: set[tuple[int, ...]] = field(default_factory=set)
     """Version counter and layout of each tensor saved from the storage."""
 
     def note(self, tensor: torch.Tensor) -> bool:
-        """Note a tensor saved from the storage; return True if it may have been written since the
-        copy.
+        """Record a tensor saved from the storage; return True if it may have been written after
+        the copy.
 
         Parts of a storage that are written one by one, such as the gates of an LSTM cell, have
-        version counters of their own.
+        separate version counters.
         """
         version, num_bytes = tensor._version, tensor.untyped_storage().nbytes()
         layout = (version, int(tensor.storage_offset()), *tensor.shape, *tensor.stride())
@@ -86,7 +86,7 @@ class StepStorages:
         self._known = {}
 
     def keep(self, tensor: torch.Tensor) -> None:
-        """Keep a storage on the device, even if a block would offload it."""
+        """Mark a storage as staying on the device, even if a block would offload it."""
         storage = tensor.untyped_storage()
         found = self.find(storage)
         if isinstance(found, _OffloadedStorage) and tensor.layout == torch.strided:
@@ -104,7 +104,8 @@ class StepStorages:
         return None if found is None else found() or False
 
     def add(self, storage: torch.UntypedStorage, offloaded: _OffloadedStorage | None) -> None:
-        """Note a storage as offloaded, or as kept on the device if ``offloaded`` is None."""
+        """Register a storage as offloaded, or as staying on the device if ``offloaded`` is None."""
+        # Weak references: the step's registry must not prolong the life of activations.
         ref = None if offloaded is None else weakref.ref(offloaded)
         self._known[storage._cdata] = weakref.ref(storage), ref
 
@@ -121,6 +122,7 @@ class OffloadedStorages:
     max_bytes: float = float("inf")
     """Limit of offloaded bytes; storages beyond it stay on the device."""
     num_offered_bytes: int = 0
+    """Bytes of all storages that could have been offloaded, within the limit or not."""
     _own: dict[weakref.ref[_OffloadedStorage], None] = field(default_factory=dict)
     """Weak references to the offloaded storages, in the order of saving."""
     _offered: set[int] = field(default_factory=set)
@@ -129,7 +131,7 @@ class OffloadedStorages:
         """Start to offload a tensor; return the object that autograd saves in its place."""
         storage = tensor.untyped_storage()
         key = storage._cdata
-        # Types are compared because a device without an index equals the one that tensors name.
+        # Device types are compared, because "cuda" and "cuda:0" are different device objects.
         is_elsewhere = tensor.device.type != self.streams.device.type
         stays = storage.nbytes() < SMALLEST_MOVED or key in self.resident or is_elsewhere
         if stays or tensor.layout != torch.strided:
@@ -170,7 +172,7 @@ class OffloadedStorages:
         )
 
     def release(self) -> None:
-        """Release device memory once computation has waited for the copies to the host."""
+        """Make the compute stream wait for the copies to the host, then release device memory."""
         for found in self._alive():
             found.num_users -= 1
             if not found.num_users and not found.stays:
@@ -179,6 +181,7 @@ class OffloadedStorages:
 
     def fetch(self) -> None:
         """Start to fetch all storages, the last saved ones first."""
+        # Autograd needs the tensors in reverse order of saving.
         for found in reversed(self._alive()):
             if found.on_device is None:
                 size = found.on_host.numel() // found.dtype.itemsize

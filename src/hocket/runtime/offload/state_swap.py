@@ -1,16 +1,17 @@
 """Updates host-resident blocks on the device, by swapping optimizer state in and out.
 
-Memory bandwidth limits updates on the host, while the bus often has bandwidth to spare. A block
-with streamed parameters and its update on the device sends no gradients to the host. From the
-beginning of its backward pass on, its master parameters and optimizer state are fetched in chunks,
-updated once the gradients are complete, and written back together with their low-precision copy. A
-few staging buffers hold the chunks, so that memory does not depend on the speed of the bus.
-Everything overlaps with computation, which waits only before it frees gradients. The host updates
-instead if there is no state yet, or if gradients are accumulated on the host.
+Memory bandwidth limits updates on the host, while the bus often has bandwidth to spare. If a block
+is updated on the device, its gradients need not be copied to the host. When the block's backward
+pass begins, its master parameters and optimizer state are fetched in chunks. They are updated once
+the gradients are complete, and written back together with their low-precision copy. A fixed number
+of staging buffers holds the chunks, so that memory use does not depend on the speed of the bus.
+Transfers and updates overlap with computation, which waits for them only before it frees gradients.
+The host updates the block instead if the optimizer has no state for it yet, or if gradients are
+accumulated on the host.
 
-A chunk is a run of neighbouring parameters, or a slice of a large parameter if the optimizer
-updates each element by itself, with the same slice of every state tensor. Ranges that are adjacent
-on both host and device are copied at once.
+A chunk contains consecutive parameters of a block with their optimizer state. An elementwise
+optimizer allows chunks that contain a slice of a large parameter and of its state tensors. Byte
+ranges that are adjacent on both host and device are merged into one copy.
 """
 
 from __future__ import annotations
@@ -65,8 +66,7 @@ class _BlockState:
     entries: tuple[StateEntry, ...]
 
     def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
-        """True if the optimizer still uses these tensors, which a loaded checkpoint would
-        replace."""
+        """True if the optimizer still uses these tensors; loading a checkpoint replaces them."""
         return all(optimizer.state[e.parameter].get(e.key) is e.value for e in self.entries)
 
 
@@ -90,6 +90,7 @@ class CopyRange:
 
     def continues_with(self, other: CopyRange) -> bool:
         """True if one copy can move this range together with ``other``."""
+        # Only alignment padding may lie between the two: it can be copied without harm.
         is_near = 0 <= other.start - self.stop < ALIGNMENT_BYTES
         is_aligned = other.start - self.start == other.offset - self.offset
         is_same = self.base is other.base and self.is_written_back == other.is_written_back
@@ -141,6 +142,7 @@ class ParameterSlice:
         """Return the gradient of the slice's elements."""
         if self.elements is None:
             return gradient
+        # Slices count elements in the memory order of the master copy.
         if gradient.stride() != self.master.stride:
             laid = torch.empty_strided(
                 self.master.shape, self.master.stride, dtype=gradient.dtype, device=gradient.device
@@ -187,6 +189,7 @@ class StateChunk:
         """Return the copies from a staging buffer and the cast buffer to the host."""
         pairs = [each.pair(staging) for each in self.ranges if each.is_written_back]
         pairs += [each.pair(cast) for each in self.low_precision]
+        # `swap_in` lists (device, host); copies are (target, source).
         return [(on_host, on_device) for on_device, on_host in pairs]
 
 
@@ -300,6 +303,7 @@ class StateSwap:
 
     def prefetch(self, block: Block, optimizer: torch.optim.Optimizer | None) -> None:
         """Start to fetch master parameters and state of a block, unless the host will update it."""
+        # Gradients of earlier microbatches are on the host, so the update must run there.
         if not block.updates_on_device or optimizer is None or block.host_gradients:
             return
         self.cancel()
@@ -311,6 +315,7 @@ class StateSwap:
         """Drop prefetched chunks whose updates did not follow."""
         for buffers in self._prefetched.values():
             for staging in buffers:
+                # The fetch may still be writing, so the buffer is free only after it.
                 staging.last_use = staging.ready
         self._prefetched.clear()
 
@@ -428,6 +433,7 @@ class StateSwap:
         found = self._states.get(block)
         if found is not None and found.is_of(optimizer):
             return found
+        # Chunks refer to the earlier state buffer.
         self._chunks.pop(block, None)
         # The host reads step counters, except for fused kernels, which want them on the device.
         swaps_counters = self._streams.is_real and has_fused_kernels(optimizer)
@@ -452,6 +458,7 @@ class StateSwap:
         entries, start = [], 0
         with on_host():
             for (parameter, key, value), size in zip(values, sizes, strict=True):
+                # A state tensor with gaps gets a dense layout, so that its range has none.
                 dense = torch.empty_like(value, device="meta")
                 offset = start // value.dtype.itemsize
                 own = typed_view(buffer, value.dtype, value.shape, dense.stride(), offset)
