@@ -5,7 +5,8 @@ Layers are module paths up to their first number ("transformer.h.3"), in the ord
 pass; an op outside any layer belongs to the layer before it. Every device gets the same number of
 layers, or of forward ops if there are fewer layers than devices. A unit that its device cannot run
 goes to the nearest device in the order that can. Speeds and sizes are ignored on purpose. O(ops +
-reads). The other planners are described above their code.
+reads). The file also holds three further baselines, each described above its code: the best single
+device, Accelerate's ``device_map="auto"``, and placements that the user wrote into a file.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def one_device(problem: Problem, plan: Plan) -> Plan:
     order = sorted(range(len(memory)), key=lambda d: (seconds[d], -memory[d], d))
     tried: set[tuple[int, int]] = set()
     for device in order:
+        # Devices of one type and memory size give the same result: only the first is simulated.
         alike = (int(problem.costs.device_row[device]), int(memory[device]))
         if alike in tried or not np.isfinite(seconds[device]):
             continue
@@ -79,7 +81,7 @@ def _all_on(problem: Problem, plan: Plan, device: int) -> Plan:
 # O(ops + reads).
 
 _BLOCK_HEADROOM = 1.25
-"""Multiple of the largest block that is added to each device's equal part of the parameters."""
+"""Multiple of the largest block added to each device's equal part; Accelerate uses the same."""
 _WEIGHTS = (Role.PARAMETER, Role.BUFFER)
 
 
@@ -115,11 +117,13 @@ def _fill(blocks: list[_WholeModule], memory_bytes: list[int], leaf_bytes: float
     numbered = (b.size_bytes for b in blocks if b.path.rpartition(".")[2].isdigit())
     largest = max(numbered, default=0)
     share = total // (last + 1) + int(_BLOCK_HEADROOM * max(largest, leaf_bytes))
+    # The last device gets all of its memory: rounding must not leave a block without device.
     limits = [min(share, has) for has in memory_bytes[:last]] + [memory_bytes[last]]
     sizes = np.array([block.size_bytes for block in blocks] + [0], dtype=np.int64)
     to_come = np.maximum.accumulate(sizes[::-1])[::-1][1:].tolist()
     device_of, turn, used = dict[str, int](), 0, 0
     for block, left in zip(blocks, to_come, strict=True):
+        # As in Accelerate, only the first device reserves space for the largest later module.
         while turn < last and used + block.size_bytes > limits[turn] - (left if turn == 0 else 0):
             turn, used = turn + 1, 0
         device_of[block.path] = turn
@@ -167,6 +171,7 @@ def _turn_of_ops(graph: Graph, device_of_block: dict[str, int]) -> IntArray:
     of_module = [device_of_block.get(block_path(module), -1) for module in graph.modules]
     turns = np.array([*of_module, -1], dtype=np.int32)[graph.op_module]
     read = turn_of_weight[graph.reads]
+    # `np.unique` returns the first position of each reader: its first weight decides.
     reader = graph.reader[read >= 0]
     reader, first = np.unique(reader, return_index=True)
     turns[reader] = read[read >= 0][first]
@@ -174,6 +179,7 @@ def _turn_of_ops(graph: Graph, device_of_block: dict[str, int]) -> IntArray:
     known = np.where(turns[forward] >= 0, np.arange(len(forward)), -1)
     last_known = np.maximum.accumulate(known)
     turns[forward] = np.where(last_known >= 0, turns[forward[last_known]], 0)
+    # Backward and optimizer ops may have neither block nor weight; they follow a forward op.
     return np.maximum(turns, 0)
 
 
@@ -224,6 +230,7 @@ def _by_path(data: object, graph: Graph, cluster: Cluster, where: str) -> IntArr
         containing = [path for path in _paths_of(graph, op) if path in device_of_path]
         met.update(containing)
         if containing:
+            # `_paths_of` lists the innermost path first, so the first match is the most specific.
             listed[op] = device_of_path[containing[0]]
     for path in device_of_path:
         if path not in met:

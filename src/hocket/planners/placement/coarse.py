@@ -108,6 +108,7 @@ def _op_priority(problem: Problem, coarse: Coarse, plan: Plan) -> FloatArray | N
     if node_priority is None or not len(node_priority):
         return node_priority
     priority = node_priority[coarse.node_of]
+    # Backward ops follow in mirrored order of the nodes, one band of values per later phase.
     phases_later = problem.graph.op_phase - coarse.graph.op_phase[coarse.node_of]
     is_later = phases_later > 0
     first, last = float(node_priority.min()), float(node_priority.max())
@@ -155,6 +156,7 @@ def default_units(problem: Problem, op_s: FloatArray, *, joins_gradients: bool =
 
 
 def _through(planner: Planner, coarse: Coarse, problem: Problem, plan: Plan) -> Plan:
+    # Sections of the given plan refer to ops, not nodes, so the planner starts without them.
     empty = Plan(
         planner=plan.planner, cluster_hash=plan.cluster_hash, claims=plan.claims, notes=plan.notes
     )
@@ -219,6 +221,7 @@ def _path_s(problem: Problem) -> float:
 def _better(problem: Problem, plan: Plan, forms: dict[str, Planner]) -> Plan:
     found: list[tuple[tuple[int, float], int, Plan]] = []
     refusal = None
+    # One form may not fit where another does: only a refusal of all forms is an error.
     for name, planner in forms.items():
         try:
             made = planner(problem, plan)

@@ -59,6 +59,7 @@ def optimal(problem: Problem, plan: Plan) -> Plan:
     if best is None:
         raise NoFeasiblePlanError(
             "no plan fits the memory of the devices"
+            # The bound is infinite only if the complete search ruled out every placement.
             if bound_s == np.inf
             else "the exact planner found no plan that fits the memory of the devices",
             hint="take devices with more memory, or more of them",
@@ -134,6 +135,7 @@ def try_all(
         return ExhaustiveAnswer(None, 0.0, is_complete=False)
     search = OrderSearch(problem, max_runs, known_s)
     unit_of, open_s = find_units(problem.graph).of_op, np.inf
+    # By increasing bound: after the first hopeless placement all later ones are hopeless too.
     for index in np.argsort(placements.bound_s, kind="stable").tolist():
         bound_s = float(placements.bound_s[index])
         if not search.is_hopeful(bound_s):
@@ -182,6 +184,7 @@ def all_placements(problem: Problem, max_count: int, known_s: float = np.inf) ->
     """
     growth = _Growth(problem)
     num_devices = problem.cluster.num_devices
+    # twin[d]: the interchangeable device before d, which must be in use before d is.
     twin = np.full(num_devices, -1)
     for devices in interchangeable(problem):
         twin[devices[1:]] = devices[:-1]
@@ -221,12 +224,13 @@ class _Growth:
             self._tail_s[before] = max(self._tail_s[before], tail_s)
         work_s = np.bincount(self._units.of_op, fastest_s, minlength=self._units.count)
         self._left_s = np.append(np.cumsum(work_s[::-1])[::-1][1:], 0.0)
-        """Per unit: seconds of all later units, each op on its fastest device."""
+        """Per unit: seconds of all later units, with each op on its fastest device."""
 
     def none(self) -> Placements:
         """Return the empty placement, from which the others grow."""
         num_devices = self._problem.cluster.num_devices
         held_bytes = np.zeros((1, num_devices), dtype=np.int64)
+        # Tensors that no op reads are stored on device 0.
         held_bytes[0, 0] = self._units.unread_bytes
         end_s = (self._head_s + self._fastest_s)[None, :]
         rows = np.zeros((1, 0), dtype=np.int32)
@@ -243,6 +247,7 @@ class _Growth:
             load_s[:, device] += self._tasks.op_s[device, op]
             bound_s = np.maximum(bound_s, end_s[:, op] + self._tail_s[op])
         held_bytes[:, device] += self._units.held_bytes[unit]
+        # At best all devices share the work of the remaining units evenly.
         shared_s = (load_s.sum(axis=1) + self._left_s[unit]) / load_s.shape[1]
         bound_s = np.maximum(np.maximum(bound_s, shared_s), load_s[:, device])
         bound_s[held_bytes[:, device] > self._problem.memory_bytes[device]] = np.inf
@@ -255,6 +260,8 @@ class _Growth:
         for tensor in tasks.reads[tasks.read_ptr[op] : tasks.read_ptr[op + 1]].tolist():
             maker, owner = int(tasks.producer[tensor]), int(self._problem.graph.owner_op[tensor])
             made_s = end_s[:, maker] if maker >= 0 else np.zeros(len(rows))
+            # The source is known once the owner's unit is placed; before that no transfer is
+            # counted, which keeps the bound valid.
             if owner < 0 or unit_of[owner] < rows.shape[1]:
                 there = rows[:, unit_of[owner]] if owner >= 0 else 0
                 made_s = made_s + transfer_s(tasks, tensor, there, here)
@@ -342,6 +349,7 @@ class OrderSearch:
         for op, device in enumerate(device_of.tolist()):
             self._open[device] |= 1 << op
         self._priority[:] = UNDECIDED
+        # If the longest path on these devices is too long already, no order can help.
         if not self.is_hopeful(float((paths.from_start_s + paths.to_end_s).max())):
             return True
         return self._extend()
@@ -417,7 +425,8 @@ class OrderSearch:
         schedule = self._evaluator.state.schedule
         num_started = (schedule.cursor - self._evaluator.runs.lineup_ptr[:-1]).tolist()
         for device, is_free in enumerate(schedule.is_free.tolist()):
-            # One that is free and has started all that is decided; else ops wait for each other.
+            # Branch on a device that has started all of its decided ops. If there is none, ops wait
+            # for each other, and the branch is dead.
             is_at_end = num_started[device] == len(self._order[device])
             if is_free and is_at_end and self._open[device]:
                 return device, self._bound_s(num_started)
@@ -431,6 +440,7 @@ class OrderSearch:
             tails_s = [self._tail_s[op] for op in order[:num]]
             waiting = [*order[num:], *(op for op in range(left.bit_length()) if (left >> op) & 1)]
             left_s = sum(self._op_s[op] for op in waiting)
+            # Whichever of the remaining ops runs last, at least the smallest tail follows it.
             last_s = min((self._tail_s[op] for op in waiting), default=0.0)
             paths_s = (sum(path_s) for path_s in zip(ends_s, tails_s, strict=True))
             bound_s = max(bound_s, max(ends_s, default=0.0) + left_s + last_s, *paths_s)

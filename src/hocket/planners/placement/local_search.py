@@ -3,7 +3,7 @@
 From any placement, moves that might shorten the critical path are evaluated, the most promising
 first, and the first improvement is accepted (`climb`): first with the units of the coarse graph,
 then with the smallest units that a legal plan may separate. In between, simulated annealing
-(`anneal`) leaves local optima; on small graphs it uses most evaluations. A plan is better if
+(`anneal`) escapes from local optima; on small graphs it uses most evaluations. A plan is better if
 devices lack less memory, then if its step is shorter, then if it sends fewer bytes, so the result
 is never worse than the initial plan. The number of evaluations falls with the size of the graph, so
 the search time hardly grows with it.
@@ -87,7 +87,7 @@ def anneal(
     heat: float,
     random: np.random.Generator,
 ) -> None:
-    """Run simulated annealing from the current plan; the best plan met becomes the current one.
+    """Run simulated annealing from the current plan; the best plan found becomes the current one.
 
     ``heat`` is the initial temperature relative to the step: the mean relative increase that the
     first moves may cause.
@@ -103,6 +103,7 @@ def anneal(
 def _tolerances(num_moves: int, heat: float, random: np.random.Generator) -> FloatArray:
     """Per move: factor by which it may lengthen the step, by Metropolis' rule, drawn in advance."""
     cooled = heat * _COOLING ** (np.arange(num_moves) / max(num_moves - 1, 1))
+    # Accepting a rise below T times an exponential variable is Metropolis' rule, exp(-rise / T).
     tolerances: FloatArray = 1 + cooled * random.exponential(size=num_moves)
     return tolerances
 
@@ -177,12 +178,14 @@ class Luck:
 
     def ranking(self) -> Callable[[Move], tuple[float, tuple[int, ...]]]:
         """Return a sort key: largest gain first, scaled by the success rate of the type of move."""
+        # Laplace smoothing: types that were hardly tried count as successful and get a chance.
         share = {
             kind: (1 + self.better.get(kind, 0)) / (1 + tried) for kind, tried in self.tried.items()
         }
 
         def key(move: Move) -> tuple[float, tuple[int, ...]]:
             works = share.get(move.kind, 1.0)
+            # Losses are divided, so that a low success rate makes them rank later, too.
             expected_s = move.gain_s * works if move.gain_s > 0 else move.gain_s / works
             return -expected_s, move.place
 
@@ -216,7 +219,7 @@ def climb(search: LocalSearch, units: SearchUnits, budget: int) -> bool:
             if num_accepted % _FRESH_ORDER == 0 and not search.is_strict:
                 search.try_fresh_order()
         elif num_since:
-            # What failed before may work now that other things moved.
+            # Moves that failed before may succeed after the moves accepted since then.
             tried.clear()
             num_since = 0
         else:
@@ -259,12 +262,13 @@ _MOVES_PER_UNIT = 4
 
 
 def local_search(problem: Problem, plan: Plan, share: float = 1.0) -> Plan:
-    """The plan made better by local search; the plan itself where nothing better was found.
+    """Improve a plan by local search; returns the given plan if nothing better is found.
 
     The plan must have a placement. It is returned unchanged if the problem requires contiguous
     devices or maximises throughput. ``share`` scales the default number of evaluations; a small
     value only shows a plan's potential.
     """
+    # Raises an error if the plan has no placement.
     placement_of(plan)
     if problem.contiguous or problem.objective == "throughput" or problem.graph.num_ops == 0:
         return plan
@@ -284,6 +288,7 @@ def local_search(problem: Problem, plan: Plan, share: float = 1.0) -> Plan:
 def _search_small(search: LocalSearch, units: SearchUnits, random: np.random.Generator) -> None:
     climb(search, units, search.budget // 4)
     for walk in range(_WALKS):
+        # Each walk gets an equal part of what is left, except for a tenth for the last climb.
         anneal(search, units, search.budget * 9 // 10 // (_WALKS - walk), _HEAT, random)
     climb(search, units, search.budget)
 

@@ -154,6 +154,7 @@ class Critical:
 def find_critical(search: LocalSearch, units: SearchUnits) -> Critical:
     """Find the critical ops of the current plan and estimate the gain of moving their units."""
 
+    # Trying moves overwrites the evaluator's results, so those of the current plan are restored.
     search.show()
     evaluator = search.evaluator
     runs, places, _, _ = evaluator.buffers.tables
@@ -167,10 +168,13 @@ def find_critical(search: LocalSearch, units: SearchUnits) -> Critical:
     device_ptr = pointers(np.bincount(search.device_of, minlength=num_devices))
     duration_s = runs.duration_s[by_device]
     before_s = np.concatenate(([0.0], np.cumsum(duration_s)))[:-1]
+    # From prefix sums over all ops to prefix sums per device; the appended 0 stands for the
+    # start of devices without ops at the end.
     before_s -= np.append(before_s, 0.0)[device_ptr[:-1]][search.device_of[by_device]]
     chosen = np.unique(units.unit_of[is_critical]).astype(np.int64)
     listed_op, listed_row = units.ops_of_all(chosen)
     matters = is_critical[listed_op] | (slack_s[listed_op] < _NEARLY * step_s)
+    # Sampling every n-th op bounds the time of an estimate that only ranks moves.
     every = 1 + int(matters.sum()) * num_devices // _MAX_GUESSES
     listed_op, listed_row = listed_op[matters][::every], listed_row[matters][::every]
     gain_s = np.zeros((len(chosen), len(device_ptr) - 1))
@@ -187,6 +191,7 @@ def find_critical(search: LocalSearch, units: SearchUnits) -> Critical:
     )
     fill_gains(evaluator.buffers.given, runs, places, step, listed_op, listed_row, gain_s)
     gain_s[~units.can_run[:, chosen].T] = -np.inf
+    # All ops of a unit are on one device, so the first op shows the unit's current device.
     first = units.groups.ops[units.groups.ptr[chosen]]
     gain_s[np.arange(len(chosen)), search.device_of[first]] = -np.inf
     return Critical(is_critical=is_critical, units=chosen, gain_s=gain_s, by_device=by_device)
@@ -199,6 +204,7 @@ def _is_overfull(search: LocalSearch) -> BoolArray:
     return is_overfull
 
 
+# Limits per round: about thirty moves are tried before one succeeds.
 MAX_SINGLE = 400
 MAX_BORDERS = 24
 MAX_ORDERS = 100
@@ -310,6 +316,7 @@ def _near_borders(
     for place, (at, gap_s) in enumerate(borders):
         for side, (op, other) in enumerate(((at, at + 1), (at + 1, at))):
             near = _near(search, units, int(path[op]), is_last=op < other)
+            # Lengths double, so a border yields few moves, but short and long ones.
             count = 1
             while count <= len(near):
                 where = (3, place, side, count)
@@ -355,6 +362,7 @@ def _earlier(search: LocalSearch, critical: Critical) -> Iterator[Move]:
     evaluator = search.evaluator
     ops, previous = critical.by_device[1:], critical.by_device[:-1]
     is_kept = critical.is_critical[ops] & (search.device_of[ops] == search.device_of[previous])
+    # Exact comparison is right: the engine starts a waiting op at the very end of the other.
     is_kept &= evaluator.op_end_s[previous] == evaluator.op_start_s[ops]
     found = np.flatnonzero(is_kept)
     wait_s = evaluator.op_end_s[previous[found]] - evaluator.op_start_s[previous[found]]
@@ -368,6 +376,7 @@ def _earlier(search: LocalSearch, critical: Critical) -> Iterator[Move]:
 def _before(search: LocalSearch, op: int, ahead: int) -> Callable[[], Change]:
     def make() -> Change:
         device = np.array([search.device_of[op]], dtype=np.int64)
+        # Priorities are integers (`LocalSearch._number`), so half a step less fits in between.
         return Change(np.array([op]), device, np.array([search.priority[ahead] - 0.5]))
 
     return make

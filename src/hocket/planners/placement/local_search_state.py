@@ -1,4 +1,9 @@
-"""State of a local search: current plan, score, evaluations left, and the units that move."""
+"""State of a local search: current plan, score, evaluations left, and the units that move.
+
+`LocalSearch` evaluates changes of the current plan in the simulator and accepts those that improve
+the score. `SearchUnits` are sets of ops that move together, and `Change` is one move of ops to
+other devices.
+"""
 
 from __future__ import annotations
 
@@ -73,6 +78,7 @@ class LocalSearch:
         self.device_of: IntArray = np.array(plan.device_of, dtype=np.int32)
         self.priority: FloatArray = self.evaluator.runs.priority.copy()
         self.is_strict = plan.by_device is not None
+        # A strict order is searched as priorities: the positions of ops by start time.
         if self.is_strict:
             self._number_by_start()
         self.is_shown = True
@@ -99,14 +105,15 @@ class LocalSearch:
         return found
 
     def walk(self, changes: Changes) -> None:
-        """Apply annealing moves, which may worsen the score; keep the best plan met.
+        """Apply annealing moves, which may worsen the score; keep the best plan found.
 
-        During the walk and in its result, device orders are not strict. If no plan met is better
-        than the current one, the current plan stays.
+        During the walk and in its result, device orders are not strict. If no plan is better than
+        the current one, the current plan stays.
         """
         self._load_current()
         self.budget -= len(changes.tolerance)
         score, device_of, priority = self.evaluator.walk(changes, self.score)
+        # The evaluator now holds the walk's last plan, which is rarely the best one.
         self.is_shown = False
         if score < self.score:
             self.score, self.device_of, self.priority = score, device_of, priority

@@ -41,6 +41,7 @@ class Renumbered:
             return plan
         priority = plan.priority
         if plan.by_device is None and priority is None:
+            # Without priorities the op numbers decide, and these change.
             priority = np.arange(len(self.order), dtype=np.float64)
         return plan.placing(
             plan.device_of[self.order],
@@ -91,7 +92,8 @@ def renumbered(problem: Problem) -> Renumbered | None:
     """
     graph = problem.graph
     to_end_s = longest_paths(graph, fastest_s(problem))
-    # Along every edge the path to the end gets shorter, or where ops take no time its hops do.
+    # Ops that take no time tie with their readers; fewer hops to the end keep the order
+    # topological.
     hops = longest_paths(graph, np.ones(graph.num_ops))
     there = in_order(problem, np.lexsort((np.arange(graph.num_ops), -hops, -to_end_s)))
     tensors = _tensor_order(graph, there.rank)
@@ -116,6 +118,7 @@ def in_order(problem: Problem, order: LongArray) -> Renumbered:
 
 def _tensor_order(graph: Graph, rank: LongArray) -> LongArray:
     """Tensors by the new number of their producer; those that exist before the step come first."""
+    # The appended -1 maps "no producer" to itself.
     return np.argsort(np.append(rank, -1)[graph.tensor_producer], kind="stable")
 
 

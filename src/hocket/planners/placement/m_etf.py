@@ -45,7 +45,7 @@ class ListSchedule:
 def list_schedule(
     problem: Problem, favourite: IntArray | None = None, spared_s: FloatArray | None = None
 ) -> ListSchedule:
-    """Schedule every op; if favourites are given (-1 for none), devices stay awake for them.
+    """Schedule every op; if favourites are given (-1 for none), devices wait for them (m-SCT).
 
     ``spared_s`` is, per op, the longest time that its device waits for a favourite that is not yet
     ready. Raises `NoFeasiblePlanError` if an op fits nowhere and no memory will be released.

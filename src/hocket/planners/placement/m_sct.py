@@ -78,6 +78,7 @@ def _rounded(net: ReaderPairs, favour: FloatArray) -> LongArray:
     edge = edge[np.lexsort((edge, -net.cost_s[edge], -favour[edge]))]
     for side in (net.src, net.dst):
         _, first = np.unique(side[edge], return_index=True)
+        # `np.unique` finds the best edge of each op; sorting restores the order by favour.
         edge = edge[np.sort(first)]
     return edge
 

@@ -31,6 +31,7 @@ def m_topo(problem: Problem, plan: Plan) -> Plan:
     need = unit_memory_bytes(graph, unit_of)
     anchor = anchor_of(graph, unit_of)
     order = breadth_first(graph)
+    # Each unit once, at the position of its anchor in the order.
     walk = unit_of[order[anchor[unit_of[order]] == order]]
     walk = walk[device_of_unit[walk] < 0]
     memory = problem.memory_bytes[devices]

@@ -69,7 +69,7 @@ def attempt(problem: Problem, plan: Plan) -> Attempt:
 
 
 def spread_memory(problem: Problem, plan: Plan) -> Plan:
-    """A plan near the given one that fits, or the tried one that lacks the fewest bytes."""
+    """Return a plan near the given one that fits; if none does, the one that lacks least."""
     best = attempt(problem, plan)
     if best.overflow_bytes:
         best = _backward_first(problem, best)
@@ -87,10 +87,11 @@ def spread_memory(problem: Problem, plan: Plan) -> Plan:
 
 
 def memory_split(problem: Problem, plan: Plan) -> Plan:
-    """Contiguous blocks that fit, or the tried plan that lacks the fewest bytes."""
+    """Return contiguous blocks that fit; if none do, the tried plan that lacks the fewest bytes."""
     best = _split(problem, plan)
     if best.overflow_bytes and not problem.contiguous:
         best = min(best, attempt(problem, local_search(problem, best.plan)), key=Attempt.rank)
+    # A strict order limits the peak but may delay ops: try free orders, too.
     if best.plan.by_device is not None:
         freely = attempt(problem, best.plan.ordered(priority=best.plan.priority))
         best = min(best, freely, key=Attempt.rank)
@@ -159,6 +160,7 @@ def _splits(problem: Problem, plan: Plan) -> Iterator[Attempt]:
                     for tried in _corrected(problem, plan, line, split):
                         yield tried
                         fits = fits or not tried.overflow_bytes
+        # Devices that are not workers are used only if the workers alone have too little memory.
         if fits:
             return
 
@@ -169,6 +171,7 @@ def _corrected(
     """Yield splits of one order of units, each with limits corrected by the peaks of the last."""
     free = problem.memory_bytes
     for _ in range(_MAX_CORRECTIONS):
+        # At least one byte: scaling a limit of 0 or less would never make it large enough.
         device_of_unit = split(np.maximum(free, 1))
         device_of = device_of_unit[line.unit_of].astype(np.int32)
         tried = attempt(problem, plan.having(Placement(device_of)))
@@ -201,7 +204,7 @@ class _UnitLine:
         self.sequences = self._sequences(problem)
 
     def _sequences(self, problem: Problem) -> list[LongArray]:
-        """Orders of units: as the forward pass meets them, and layer by layer if that differs."""
+        """Orders of units: by the forward pass, and layer by layer if that differs."""
         position = anchor_of(problem.graph, self.unit_of)
         layer = np.zeros(self.num_units, dtype=np.int64)
         layer[self.unit_of] = memory_layers(problem.graph, self.unit_of)
@@ -216,7 +219,9 @@ class _UnitLine:
     def split(
         self, sequence: LongArray, devices: IntArray, is_even: bool, limit_bytes: LongArray
     ) -> IntArray:
-        """Device of each unit, with the least load of the busiest device or on the fewest devices.
+        """Per unit: its device, with the least load of the busiest device if ``is_even``.
+
+        Otherwise each device is filled up to its bytes, so that the fewest devices are used.
 
         If no split satisfies the limits, all limits are scaled by the smallest factor that allows
         one.
@@ -230,6 +235,7 @@ class _UnitLine:
         if not is_even:
             return full
         fastest_s = np.where(self.can_run, self.unit_s, np.inf).min(axis=0).sum()
+        # Above zero, so that multiplying by `_STEP_UP` makes it grow.
         low_s = max(float(fastest_s) / len(devices), 1e-12)
         return self._least(
             low_s, lambda limit_s: self._filled(sequence, devices, limit_bytes, limit_s)
@@ -241,6 +247,7 @@ class _UnitLine:
         while (best := filled(high)) is None:
             low, high = high, _STEP_UP * high
         for _ in range(_BISECTIONS):
+            # Geometric mean: the limit is known up to a factor.
             middle = math.sqrt(low * high)
             found = filled(middle)
             if found is None:
@@ -271,6 +278,7 @@ class _UnitLine:
             start = stop
         if start < len(sequence):
             return None
+        # Units that the device of their block cannot run go to the first device that can.
         stuck = np.flatnonzero(~self.can_run[device_of, np.arange(self.num_units)])
         device_of[stuck] = self.can_run[:, stuck].argmax(axis=0)
         return device_of

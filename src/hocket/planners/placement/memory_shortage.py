@@ -89,6 +89,7 @@ class Shortage:
 
 def explain_shortage(problem: Problem, plans: Sequence[Plan]) -> Shortage:
     """Explain the shortage, based on the best of ``plans`` and on attempts to repair it."""
+    # These proofs hold for every plan and are cheap, so they come first.
     impossible = _too_large(problem) or _too_much(problem)
     if impossible is not None:
         return impossible

@@ -64,6 +64,7 @@ def _needs(state: ScheduleState, op: int, device: int) -> tuple[int, int]:
 def lacking_bytes(state: ScheduleState, op: int, device: int) -> int:
     """Bytes that an op needs beyond a device's memory; 0 or less if it fits."""
     row = state.devices[device]
+    # An upper limit first: most ops fit without looking up which inputs are missing.
     at_most: int = row.peak_bytes + state.net.ops[op].most_bytes - row.memory_bytes
     if at_most <= 0:
         return at_most
@@ -207,7 +208,7 @@ def _earliest(state: ScheduleState, device: int, now: float) -> tuple[int, float
         expected_s = avail_s if heap == DUE else top_key(queues, device, ARRIVED)
         if arrival_s <= expected_s:
             return op, max(arrival_s, avail_s)
-        # Queues have moved since it was sorted in here.
+        # Transfers committed since the op was sorted in have delayed its inputs: sort again.
         move(queues, device, ARRIVED if arrival_s <= now else LATER, arrival_s, op)
     return -1, np.inf
 
@@ -248,7 +249,7 @@ def _starts_before(state: ScheduleState, op: int, here_s: float) -> bool:
         for device in range(len(state.devices)):
             found = found or _is_before(state, op, device, here_s)
         return found
-    # That tensor cannot have been sent by then: only devices that hold it are candidates.
+    # By then that tensor cannot have reached another device: only its holders are candidates.
     found = _is_before(state, op, owner_device(net, tensor), here_s)
     copy = net.tensors[tensor].last_copy
     while copy >= 0 and not found:
@@ -296,7 +297,7 @@ def _most_urgent(state: ScheduleState, device: int, now: float) -> int:
                 continue
             earliest_s = _earliest_s(state, op, device)
             if earliest_s > now:
-                # Queues have moved since it was sorted in here.
+                # Transfers committed since the op was sorted in have delayed its inputs.
                 row.wake_s = min(row.wake_s, earliest_s)
                 continue
             urgent_s = _urgent_s(state, op, now)
@@ -386,7 +387,7 @@ def _set_owner(state: ScheduleState, family: int, device: int) -> None:
     """Store a storage that exists before the step on a device, for the rest of the schedule."""
     where = state.queues.where
     state.net.tensors[family].owner = device
-    # Groups that read it take less elsewhere: where their ops were put aside, they may fit now.
+    # This storage no longer adds to what its other readers need, so parked ops may fit now.
     for index in range(state.family_ptr[family], state.family_ptr[family + 1]):
         group = state.groups[state.readers[index]]
         if group.bound >= 0:
@@ -412,6 +413,7 @@ def _bind_group(state: ScheduleState, number: int, device: int) -> None:
         member = state.members[index]
         if state.net.ops[member].status != READY:
             continue
+        # The group may run on this device only: its ready ops leave the heaps of all others.
         for other in range(len(state.devices)):
             if other != device:
                 remove(state.queues, other, member)
@@ -427,6 +429,7 @@ def _fetch(state: ScheduleState, tensor: int, device: int) -> None:
     send(state.net, copy, tensor, device)
     add_copy(state, tensor, copy, device)
     row = state.net.tensors[tensor]
+    # The tensor arrives here now, so other readers of it may start earlier than estimated.
     for index in range(row.user_start, row.user_stop):
         user = state.users[index]
         if state.net.ops[user].status == READY and may_run(state, user, device):
@@ -439,6 +442,7 @@ def _commit(state: ScheduleState, op: int, device: int, now: float) -> None:
     net, row, place = state.net, state.net.ops[op], state.devices[device]
     row.status = PLACED
     for other in range(len(state.devices)):
+        # Memory is taken first: binding the group and sending inputs change what is missing.
         remove(state.queues, other, op)
     take(state, op, device)
     if state.groups[row.group].bound < 0:
@@ -485,10 +489,12 @@ def _best_offer(state: ScheduleState, now: float) -> tuple[int, int]:
     """Return op and device of the smallest (earliest start, rank, device) offered; -1 if none."""
     best, best_device, best_s = -1, -1, np.inf
     for device in range(len(state.devices)):
+        # Wake times are written anew by the offers below.
         state.devices[device].wake_s = np.inf
         if state.devices[device].avail_s > now or not has_work(state.queues, device, now):
             continue
         op, start_s = offer(state, device, now)
+        # Strict comparison: of equal offers the device with the smallest number wins.
         if op >= 0 and (start_s < best_s or (start_s == best_s and op < best)):
             best, best_device, best_s = op, device, start_s
     return best, best_device
@@ -514,6 +520,7 @@ def _report_stuck(state: ScheduleState) -> None:
     while state.net.ops[op].status != READY:
         op += 1
     least = np.iinfo(np.int64).max
+    # Every ready op is stuck here; the first one stands for all in the message.
     for device in range(len(state.devices)):
         if may_run(state, op, device):
             least = min(least, lacking_bytes(state, op, device))
@@ -530,6 +537,7 @@ def run(state: ScheduleState) -> None:
             _get_ready(state, op, 0.0)
     now = 0.0
     while True:
+        # All ends at this instant come before any offer, so that freed bytes can be used.
         while state.running.size[0] > 0 and state.running.key[0] <= now:
             _end(state, pop(state.running, ZERO), now)
             num_left -= 1

@@ -107,6 +107,7 @@ def remote_s(net: Net, op: int) -> tuple[int, float]:
             continue
         route = net.routes[src, src]
         transfer_s = route.least_latency_s + net.tensors[tensor].work * route.least_unit_s
+        # A lower bound: the receiver's queue is ignored and the fastest link is assumed.
         free_s = net.tensors[tensor].made_s
         if route.send_queue >= 0:
             free_s = max(free_s, net.queue_free_s[route.send_queue])
@@ -196,6 +197,7 @@ def remove(queues: Queues, device: int, op: int) -> None:
     number = device * NUM_HEAPS + place % NUM_HEAPS
     queues.size[number] -= 1
     size = queues.size[number]
+    # The removed entry was the last of the heap, so there is no gap to fill.
     if place // NUM_HEAPS == size:
         return
     base = number * queues.where.shape[0]

@@ -43,8 +43,8 @@ def walk(
 ) -> None:
     """Fill ``order``; ``waits`` counts produced inputs per op, ``freed`` is an empty heap.
 
-    Ops that become ready together, after the same op, are listed in graph order, whichever of its
-    results they read.
+    Ops that become ready together, after the same op, are listed in graph order, independently of
+    which of its results they read.
     """
     for op in range(len(waits)):
         if waits[op] == 0:
@@ -211,7 +211,7 @@ def _groups(tasks: TaskTable, order: LongArray, group: LongArray, owner: LongArr
 
 
 def _devices(problem: Problem) -> Rows:
-    # What is there before the step and no op reads is all on the first device.
+    # Tensors that exist before the step and that no op reads are all on the first device.
     unread_bytes = zeros(problem.cluster.num_devices)
     unread_bytes[0] = problem.graph.held_bytes[problem.graph.owner_op < 0].sum()
     return _filled(

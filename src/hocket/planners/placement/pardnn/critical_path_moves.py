@@ -103,6 +103,7 @@ def crossing_moves(work: UnitWork, facts: MappingFacts, timeline: Timeline) -> U
     if not len(crossing):
         return UnitMoves(zeros(0), zeros(0))
     cost_s = np.where(reason >= 0, waited_s[np.maximum(reason, 0)], 0.0)
+    # An index of -1 reads some entry, which `np.where` discards.
     link_s = np.where(reason == _BY_DATA, work.tensor_s[tensor], 0.0)
     sender, receiver = op[crossing + 1], op[crossing]
     there, here = ran.device[receiver], ran.device[sender]

@@ -161,6 +161,7 @@ def _count_work(
     seconds = change * facts.op_s[op, device]
     while at < len(ledger.tree_s):
         ledger.tree_s[at, device] += seconds
+        # In a Fenwick tree ``at & -at`` is the number of entries that node ``at`` sums.
         at += at & -at
 
 
@@ -192,6 +193,7 @@ def lift(facts: MappingFacts, ledger: MappingLedger, pieces: MappedPieces, piece
 @kernel
 def _save(ledger: MappingLedger, tensor: int, seconds: float) -> None:
     """Count a tensor's transfer as saved on every device that has the tensor, once per query."""
+    # Comparing with the query's number avoids clearing an array for every query.
     if ledger.stamp[tensor] == ledger.query[0] or seconds == 0.0:
         return
     ledger.stamp[tensor] = ledger.query[0]
@@ -221,6 +223,7 @@ def weigh_lifted(
     facts: MappingFacts, ledger: MappingLedger, pieces: MappedPieces, piece: int, device: int
 ) -> None:
     """Fill ``own_s`` and ``saved_s`` for a piece on one device, as if it were not mapped."""
+    # Lifting the piece would also update the work trees, which this query does not read.
     for index in range(pieces.ptr[piece], pieces.ptr[piece + 1]):
         _count_tensors(facts, ledger, pieces.op[index], device, -1)
     weigh(facts, ledger, pieces, piece)

@@ -215,6 +215,7 @@ def _sets(run: Emulation, holds: _Pairs, unit: IntArray) -> _UnitSets:
 
 def _pairs(unit: IntArray, item: LongArray, num_units: int, num_items: int) -> _Pairs:
     width = max(num_items, 1)
+    # Pairs are coded as one integer each, which `np.unique` sorts much faster than rows.
     pair = np.unique(unit.astype(np.int64) * width + item)
     return _Pairs(
         ptr=pointers(np.bincount(pair // width, minlength=num_units)),
@@ -290,6 +291,7 @@ _MAX_ROUNDS = 30
 _EMULATED_OPS = 600_000
 """Limit on rounds: total number of ops that they may simulate."""
 _MAX_FAILED = 3
+"""Number of successive rounds without improvement after which moves end."""
 _NUM_BUCKETS = 256
 """Number of time buckets in which each device's bytes are tracked between simulations."""
 _MAX_REFUSED = 256
@@ -297,7 +299,9 @@ _MAX_REFUSED = 256
 _MARGIN = 1.02
 """Bytes to move relative to the overflow, because copies that return are only partly predicted."""
 _NO_DAMAGE_S = 1e-12
+"""Smallest damage, which keeps the ratio of potential to damage finite."""
 _MOVES_PER_DEVICE = 16
+"""Limit on moves of variables, per device."""
 _MAX_CUTS = 8
 """Maximum number of simulations to find the position at which a cluster is split."""
 _COUNTED_OPS = 4_000_000
@@ -315,6 +319,7 @@ def fit_memory(
         return device_of
     spread = _fewest_moves(problem, start, spread_variables(problem, device_of))
     runs = [spread, split_critical_path(problem, start), start]
+    # Repairing one start takes many simulations: on large graphs only the best is repaired.
     if is_large(problem.graph.num_ops):
         runs = [min(runs, key=_rank)]
     return min((relieve(problem, run) for run in runs), key=_rank).device_of
@@ -350,6 +355,7 @@ def spread_variables(problem: Problem, device_of: IntArray) -> list[IntArray]:
         variable = _largest_variable(problem, owner, source, is_moved)
         if variable < 0:
             break
+        # A variable moves once at most, or it could go back and forth between two devices.
         is_moved[variable] = True
         readers = graph.users_of(variable)
         going = np.isin(unit, unit[readers[device_of[readers] == source]])
@@ -525,6 +531,7 @@ def _move_enough(
         if excess_bytes <= 0 or num_refused == _MAX_REFUSED:
             break
         ops = candidates.ops_of(candidate)
+        # An earlier candidate may have taken some of these ops along.
         if candidates.potential_bytes[candidate] <= 0 or (device_of[ops] != device).any():
             continue
         target = capacity.lowest_for(candidates, candidate, device)
@@ -534,6 +541,7 @@ def _move_enough(
         num_refused = 0
         capacity.move(candidates, candidate, device, target)
         device_of[ops] = target
+        # The estimate is updated; the simulation after the round corrects it.
         excess_bytes -= candidates.potential_bytes[candidate]
 
 

@@ -43,6 +43,7 @@ def pardnn(problem: Problem, plan: Plan) -> Plan:
     mapping = map_paths(problem, work, devices, slices)
     trials = Trials(problem, work, devices, Evaluator(problem))
     mapped = trials(mapping.ledger.device.astype(np.int32))
+    # From here on, large graphs are simulated in the better of the two orders only.
     trials = trials.narrowed(mapped)
     fastest, fittest = refine(work, slices, mapping, trials, mapped)
     num_rounds = min(problem.cluster.num_devices + 1, _SIMULATED_OPS // num_ops)
@@ -58,8 +59,10 @@ def pardnn(problem: Problem, plan: Plan) -> Plan:
 
 
 def _or_one_device(trials: Trials, trial: Trial) -> Trial:
-    """Return a trial with all ops on the fastest device if this fits and is faster; else
-    ``trial``."""
+    """Return a trial with all ops on the fastest device if it fits and is faster.
+
+    Otherwise return ``trial``.
+    """
     total_s = trials.devices.op_s.sum(axis=1)
     device = int(np.argmin(total_s))
     if not total_s[device] < trial.score.step_s:
@@ -81,7 +84,8 @@ def _in_memory(trials: Trials, fastest: Trial, fittest: Trial) -> Trial:
     if best.score.overflow_bytes == 0:
         return best
     # Where no split of these paths fits, a single device may still hold the whole step.
-    # In the order of the graph: by levels a single device is no faster and may hold more.
+    # Priority None is the graph's order: bottom levels do not make a single device faster, and
+    # may hold more bytes.
     device = int(np.argmin(trials.devices.op_s.sum(axis=1)))
     alone = np.full_like(best.device_of, device)
     return fitter(best, Trial(alone, None, trials.evaluate(alone, None)))

@@ -88,6 +88,7 @@ def spans_of(work: UnitWork, slices: Slices, axis: Axis) -> tuple[LongArray, Lon
     off_path = np.flatnonzero(~slices.is_trunk)
     if len(off_path):
         first[:, 1] = len(axis.time_s)
+        # One more than the last position stands for "no op yet" in the minimum below.
         np.minimum.at(first[:, 1], slices.path[off_path], axis.position[off_path])
         np.maximum.at(stop[:, 1], slices.path[off_path], axis.position[off_path] + 1)
         _join_overlapping(first, stop)
@@ -111,7 +112,7 @@ def _join_overlapping(first: LongArray, stop: LongArray) -> None:
     overlaps = (first[:, 1] < stop[:, 0]) & (first[:, 0] < stop[:, 1])
     first[overlaps, 0] = first[overlaps].min(axis=1)
     stop[overlaps, 0] = stop[overlaps].max(axis=1)
-    # An empty second span, also where a path brings nothing along.
+    # The second span is empty if it was merged into the first or if all ops are on the path.
     empty = overlaps | (first[:, 1] >= stop[:, 1])
     first[empty, 1] = stop[empty, 1] = 0
 
@@ -159,6 +160,7 @@ def _crossing_s(facts: MappingFacts, paths: MappedPieces, path_of: LongArray, pa
             for user in range(facts.user_ptr[tensor], facts.user_ptr[tensor + 1]):
                 if path_of[facts.users[user]] != path:
                     outgoing_s += facts.tensor_s[tensor]
+                    # A tensor is sent once per device, so one reader outside is enough.
                     break
     return max(incoming_s, outgoing_s)
 

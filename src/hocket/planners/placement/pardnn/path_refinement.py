@@ -52,6 +52,7 @@ def refine(
     fastest = fittest = mapped
     units = _units_in_paths(work, slices, mapping)
     for stiffness in _STIFFNESS:
+        # Sweeps change these arrays in place, and every weight starts from the same mapping.
         ledger = mapping.ledger._replace(
             device=mapping.ledger.device.copy(),
             tree_s=mapping.ledger.tree_s.copy(),
@@ -115,7 +116,7 @@ def _mark_users(facts: MappingFacts, pieces: MappedPieces, tensor: int, is_due: 
 
 @kernel
 def _mark_near(facts: MappingFacts, pieces: MappedPieces, piece: int, is_due: BoolArray) -> None:
-    """Mark pieces that share a tensor with a moved piece for another visit."""
+    """Mark pieces that share a tensor with a moved piece, so that the sweep tries them again."""
     for index in range(pieces.ptr[piece], pieces.ptr[piece + 1]):
         op = pieces.op[index]
         for read in range(facts.read_ptr[op], facts.read_ptr[op + 1]):
@@ -152,7 +153,7 @@ def _pair_cost_s(
     other_device: int,
     stiffness: float,
 ) -> float:
-    """Return the joint cost of two unmapped pieces; leaves the first of them on its device."""
+    """Return the joint cost of two unmapped pieces; the first stays mapped to ``one_device``."""
     weigh(facts, ledger, pieces, one)
     others_s = load_s(ledger, pieces, one, one_device)
     cost = cost_s(facts, ledger, pieces, one, one_device, others_s, stiffness)
@@ -179,6 +180,7 @@ def _swap(
     lift(facts, ledger, pieces, one)
     swap_s = _pair_cost_s(facts, ledger, pieces, one, there, other, here, stiffness)
     if swap_s < stay_s - _LEAST_GAIN * abs(stay_s):
+        # `_pair_cost_s` has mapped the first piece already.
         put(facts, ledger, pieces, other, here)
         return True
     lift(facts, ledger, pieces, one)
@@ -207,13 +209,13 @@ def _sweep_once(
         if here < 0:
             continue
         weigh_lifted(facts, ledger, pieces, piece, here)
-        # All ops of a piece are in its spans.
+        # All ops of a piece are in its spans, so its own work is part of the load there.
         others_s = load_s(ledger, pieces, piece, here) - ledger.own_s[here]
         stay_s = cost_s(facts, ledger, pieces, piece, here, others_s, stiffness)
         best, least_s = here, stay_s - _LEAST_GAIN * abs(stay_s)
         wanted = here
         for device in range(len(ledger.own_s)):
-            # On most devices a piece saves so little that it would not go there if they were idle.
+            # Most devices are too expensive even without other work, which is quick to find out.
             idle_s = cost_s(facts, ledger, pieces, piece, device, 0.0, stiffness)
             if device == here or idle_s >= least_s:
                 continue

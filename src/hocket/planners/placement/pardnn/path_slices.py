@@ -109,6 +109,7 @@ def _follow(work: UnitWork, cut: _Cut, head: int, bottom_s: FloatArray) -> None:
         for edge in range(work.child_ptr[op], work.child_ptr[op + 1]):
             child = work.child[edge]
             length_s = work.child_s[edge] + bottom_s[child]
+            # A child may be on this path already, because another op of its unit is.
             if length_s > longest_s and (cut.path[child] < 0 or cut.path[child] == path):
                 following, longest_s = child, length_s
         op = following
@@ -127,6 +128,7 @@ def _lengthen(work: UnitWork, cut: _Cut, bottom_s: FloatArray) -> int:
             if cut.path[child] < 0:
                 rest_s = max(rest_s, work.child_s[edge] + bottom_s[child])
         bottom_s[op] = rest_s + work.op_s[op]
+        # Ops are walked backward, so ties go to the op with the smallest number.
         if bottom_s[op] >= longest_s:
             head, longest_s = op, bottom_s[op]
     return head

@@ -1,4 +1,9 @@
-"""Placements tried in the simulator, with ready ops in graph order or by bottom level."""
+"""Placements tried in the simulator, with ready ops in graph order or by bottom level.
+
+`Trials` simulates a placement in both orders and returns the better one as a `Trial`. On large
+graphs only the order that was better the first time is simulated. `faster` and `fitter` compare
+trials by step time and by memory overflow.
+"""
 
 from __future__ import annotations
 
@@ -78,4 +83,5 @@ def faster(one: Trial, other: Trial) -> Trial:
 
 def fitter(one: Trial, other: Trial) -> Trial:
     """Return the trial with less overflow, then with the shorter step; the first if equal."""
+    # The score is overflow, step time, bytes sent; the last must not decide here.
     return other if other.score[:2] < one.score[:2] else one

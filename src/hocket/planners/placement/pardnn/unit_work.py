@@ -64,6 +64,7 @@ def devices_of(problem: Problem, unit: IntArray) -> Devices:
     own_s = np.where(runs, op_s, 0.0).sum(axis=1)
     share_s = np.where(runs, mean_s, 0.0).sum(axis=1)
     speed = np.where(own_s > 0, share_s / np.where(own_s > 0, own_s, 1.0), 1.0)
+    # Speed 0 keeps paths off devices that only run ops no accelerator can run.
     speed = np.where(is_worker, speed, 0.0)
     return Devices(table(op_s, np.float64), table(speed, np.float64))
 
