@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -53,3 +54,12 @@ def test_failures_of_the_server_are_tried_again_and_refusals_are_not(
     match = "no such agent" if error is UsageError else f"answered {status}"
     with pytest.raises(error, match=match):
         client.call("POST", f"/{status}", b"{}", "application/json")
+
+
+def test_a_service_that_does_not_answer_is_tried_again() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        away = AgentClient(f"http://127.0.0.1:{taken.getsockname()[1]}", "token", "", "one")
+        for _ in range(2):
+            with pytest.raises(RunError, match=r"no answer from 127\.0\.0\.1:\d+: Connection refused"):
+                away.call("POST", "/sync", b"{}", "application/json")
