@@ -114,3 +114,16 @@ def test_random_jobs_have_the_published_mix() -> None:
     assert (again.total_steps == trace.total_steps).all()
     with pytest.raises(UsageError):
         generate_trace(TABLE, num_jobs=0, jobs_per_hour=1.0)
+
+
+def test_one_job_is_a_trace_and_none_or_no_rate_is_refused() -> None:
+    table = Throughputs(
+        device_types=("a",),
+        profiles=(JobProfile("x", 1),),
+        alone=np.ones((1, 1)),
+        beside=np.zeros((1, 1, 1)),
+    )
+    assert len(generate_trace(table, num_jobs=1, jobs_per_hour=1.0)) == 1
+    for num_jobs, jobs_per_hour in ((0, 1.0), (1, 0.0), (1, float("nan"))):
+        with pytest.raises(UsageError, match="at least one job"):
+            generate_trace(table, num_jobs=num_jobs, jobs_per_hour=jobs_per_hour)

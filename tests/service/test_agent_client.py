@@ -61,5 +61,7 @@ def test_a_service_that_does_not_answer_is_tried_again() -> None:
         taken.bind(("127.0.0.1", 0))
         away = AgentClient(f"http://127.0.0.1:{taken.getsockname()[1]}", "token", "", "one")
         for _ in range(2):
-            with pytest.raises(RunError, match=r"no answer from 127\.0\.0\.1:\d+: Connection refused"):
+            with pytest.raises(
+                RunError, match=r"no answer from 127\.0\.0\.1:\d+: Connection refused"
+            ):
                 away.call("POST", "/sync", b"{}", "application/json")
