@@ -11,8 +11,10 @@ from service.local_attempts import assignment
 from hocket.base.errors import UsageError
 from hocket.cli.fleet.given import parse_cluster
 from hocket.cli.root import root
+from hocket.service.executors import local_devices
 from hocket.service.executors.local_devices import found_devices, with_cuda
 from hocket.service.serve import ServeSettings, open_engine
+from hocket.service.server_config import ServerConfig, UserLimits
 
 
 @pytest.fixture
@@ -104,3 +106,11 @@ def test_serve_takes_the_gpus_of_the_machine_unless_told_otherwise(
     )
     for settings in served:
         assert tuple(one.name for one in settings.devices) == names
+
+
+@pytest.mark.parametrize(("user", "message"), [(0, "run as root"), (1000, "is not root")])
+def test_a_warning_says_as_whom_jobs_run(monkeypatch, user, message):
+    monkeypatch.setattr(local_devices.os, "geteuid", lambda: user)
+    config = ServerConfig(users={"ann": UserLimits(unix_user="ann" if user else "")})
+    assert any(message in warning for warning in local_devices.limit_warnings((), config))
+    assert not any("root" in one for one in local_devices.limit_warnings((), ServerConfig()))
