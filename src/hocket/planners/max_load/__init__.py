@@ -4,7 +4,7 @@ Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph Operat
 Files in the order from a problem to a plan: `load_pieces` (ops that move together),
 `device_classes`, `stage_split` (exact contiguous splits), `contiguous_split`,
 `load_annealing` (any placement), `load_bound` (lower bounds), `max_load_planner` (the planners).
-They are imported when a planner is called.
+Each planner is imported when it is called.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["dpl", "pipedream", "throughput"]
 
 
 def throughput(problem: Problem, plan: Plan) -> Plan:
-    """Place every op so that the busiest device has as little to do as possible."""
+    """Place every op so that the load of the busiest device is as small as possible."""
     from hocket.planners.max_load.max_load_planner import throughput
 
     return throughput(problem, plan)
 
 
 def dpl(problem: Problem, plan: Plan) -> Plan:
-    """Cut a topological order into stages, as well as that order allows."""
+    """Cut a topological order into stages with the smallest maximum load for that order."""
     from hocket.planners.max_load.max_load_planner import dpl
 
     return dpl(problem, plan)

@@ -78,6 +78,7 @@ def _joined_to(pieces: Pieces, net_s: FloatArray, *, bytes_matter: bool) -> IntA
     target = np.arange(pieces.num_pieces, dtype=np.int32)
     todo = deque(np.flatnonzero(idle).tolist())
     while todo:
+        # Each join may leave the neighbour idle with one neighbour itself, hence the queue.
         piece = todo.popleft()
         if len(near[piece]) != 1 or len(nets[piece]) > 1:
             continue
@@ -93,6 +94,7 @@ def _joined_to(pieces: Pieces, net_s: FloatArray, *, bytes_matter: bool) -> IntA
                 nets[other].discard(net)
         if idle[other]:
             todo.append(other)
+    # Targets may have joined others in turn: follow the chains to their ends.
     while not np.array_equal(further := target[target], target):
         target = further
     return target
@@ -101,7 +103,7 @@ def _joined_to(pieces: Pieces, net_s: FloatArray, *, bytes_matter: bool) -> IntA
 def depth_first_order(pieces: Pieces, *, latest_first: bool = True) -> IntArray:
     """Return a topological order that follows each branch to its end before the next.
 
-    Of branches that become ready together, the last (``latest_first``) or the first comes first.
+    If several branches become ready together, the last (``latest_first``) or the first comes first.
     """
     count = pieces.num_pieces
     by_before = np.argsort(pieces.before, kind="stable")
@@ -153,6 +155,7 @@ def neck_blocks(pieces: Pieces, net_s: FloatArray) -> IntArray:
 
 def _necks_blocks(pieces: Pieces, order: IntArray, counted: LongArray) -> IntArray:
     position = positions(order)
+    # A difference array: +1 behind each precedence's start, -1 at its end.
     passing = np.zeros(pieces.num_pieces + 1, dtype=np.int64)
     np.add.at(passing, position[pieces.before[counted]] + 1, 1)
     np.add.at(passing, position[pieces.after[counted]], -1)
@@ -163,6 +166,7 @@ def _necks_blocks(pieces: Pieces, order: IntArray, counted: LongArray) -> IntArr
     return block_of
 
 
+# Contraction works on Python sets, one per piece and net.
 _MAX_CONTRACTED = 5000
 """Number of pieces above which contracting and listing ideals would take longer than they save."""
 _MAX_IDEALS = 60_000
@@ -206,11 +210,13 @@ def contiguous(pieces: Pieces, classes: DeviceClasses) -> FoundPlacement | None:
     """Return the best contiguous split found; None if none fits."""
     shrunk, label = _shrunk(pieces, classes)
     split, is_complete = _best_over_orders(shrunk, classes), False
+    # The limit prunes the exact search, so the heuristic's load has to be known first.
     few = shrunk.num_pieces <= _MAX_CONTRACTED
     lattice = ideal_lattice(shrunk, _MAX_IDEALS) if few else None
     if lattice is not None:
         limit_s = np.inf if split is None else split.max_load_s * _HARDLY
         better = best_split(shrunk, classes, lattice, limit_s, _MAX_LOOKS)
+        # If links differ, merged nets are not exact, so completeness proves nothing.
         split, is_complete = better.split or split, better.is_complete
     if split is None:
         return None
@@ -219,6 +225,7 @@ def contiguous(pieces: Pieces, classes: DeviceClasses) -> FoundPlacement | None:
 
 def _shrunk(pieces: Pieces, classes: DeviceClasses) -> tuple[Pieces, IntArray]:
     """Return fewer pieces without cycles, contracted if that is exact, and each piece's new one."""
+    # Bytes need no care if even the smallest device could hold all pieces.
     whole, label = acyclic(pieces)
     if not whole.is_alike or whole.num_pieces > _MAX_CONTRACTED:
         return whole, label
@@ -228,6 +235,7 @@ def _shrunk(pieces: Pieces, classes: DeviceClasses) -> tuple[Pieces, IntArray]:
     return shrunk, position[label]
 
 
+# The pieces' own numbers are a third order, if no precedence goes back.
 def _best_over_orders(pieces: Pieces, classes: DeviceClasses) -> StageSplit | None:
     """Return the best split over two depth-first orders and the pieces' own, if topological."""
     orders = [depth_first_order(pieces), depth_first_order(pieces, latest_first=False)]
@@ -251,6 +259,7 @@ def _blocks(pieces: Pieces, order: IntArray) -> IntArray | None:
     if pieces.num_pieces <= _MAX_BLOCKS:
         return None
     seconds = np.where(np.isfinite(pieces.seconds), pieces.seconds, 0.0).max(axis=0)
+    # A piece belongs to the block that contains the middle of its time.
     # Pieces without time would otherwise all fall into one block.
     seconds = seconds + max(float(seconds.sum()), 1e-12) / pieces.num_pieces
     after_s = np.cumsum(seconds[order])

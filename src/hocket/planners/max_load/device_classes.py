@@ -60,7 +60,7 @@ class DeviceClasses:
         return latency_s * pieces.net_count + unit_s * pieces.net_work
 
     def devices_of(self, class_of: IntArray) -> IntArray:
-        """Per stage: a device of the stage's class, each used once, in order."""
+        """Per stage: a device of the stage's class; each device is used once, in order."""
         used = [0] * len(self.devices)
         chosen = np.zeros(len(class_of), dtype=np.int32)
         for stage, device_class in enumerate(class_of.tolist()):
@@ -80,6 +80,7 @@ def device_classes(problem: Problem, limit_bytes: LongArray) -> DeviceClasses:
     rows = problem.costs.device_row.tolist()
     keys = list(zip(rows, limit_bytes.tolist(), latency_s.tolist(), unit_s.tolist(), strict=True))
     found = _grouped(keys)
+    # In floating point, because the product of integers may overflow.
     if np.prod([len(devices) + 1.0 for devices in found]) > _MAX_USAGES:
         found = _grouped([(row, pays) for row, pays in zip(rows, links.pays.tolist(), strict=True)])
     return DeviceClasses(
@@ -95,6 +96,7 @@ def device_classes(problem: Problem, limit_bytes: LongArray) -> DeviceClasses:
 def least_weighted(weight: FloatArray, seconds: FloatArray) -> FloatArray:
     """Per item: least weighted time over the classes; infinite if no class can run it."""
     can_run = np.isfinite(seconds)
+    # 0 times infinity would be NaN, so times are masked before they are weighted.
     weighted = weight[:, None] * np.where(can_run, seconds, 0.0)
     least: FloatArray = np.where(can_run, weighted, np.inf).min(axis=0, initial=np.inf)
     return least
@@ -106,20 +108,24 @@ def dual_weights(class_s: FloatArray, counts: LongArray) -> FloatArray:
     if num_classes == 1 or num_pieces == 0:
         return np.ones(num_classes)
     if num_pieces > _MAX_LP_PIECES:
+        # Runs of consecutive pieces stand for their sum.
         bounds = np.arange(_MAX_LP_PIECES) * num_pieces // _MAX_LP_PIECES
         return dual_weights(np.add.reduceat(class_s, bounds, axis=1), counts)
     return _solved(class_s, counts)
 
 
 def _solved(class_s: FloatArray, counts: LongArray) -> FloatArray:
-    """Maximise sum(z) subject to z[piece] <= w[class] * seconds and device weights that sum to
-    1."""
+    """Maximise sum(z) subject to z[piece] <= weight[class] * seconds[class, piece].
+
+    The weights of all devices sum to 1.
+    """
     from scipy.optimize import linprog
     from scipy.sparse import coo_array
 
     num_classes, num_pieces = class_s.shape
     device_class, piece = np.nonzero(np.isfinite(class_s))
     seconds = class_s[device_class, piece]
+    # The solver's tolerances are absolute, so times are scaled to at most 1.
     scale_s = seconds.max(initial=0.0) or 1.0
     rows = np.arange(len(device_class))
     matrix = coo_array(
@@ -135,6 +141,7 @@ def _solved(class_s: FloatArray, counts: LongArray) -> FloatArray:
         goal, A_ub=matrix.tocsr(), b_ub=np.zeros(len(device_class)), A_eq=total, b_eq=[1.0]
     )
     if result.x is None:
+        # Any weights give a valid bound, so a failed solve only weakens it.
         return np.ones(num_classes)
     weights: FloatArray = np.maximum(result.x[num_pieces:], 0.0)
     return weights

@@ -35,6 +35,7 @@ from hocket.simulate.load import link_times
 
 RandomState = NDArray[np.uint64]
 """Generator state, an array of one number that every draw changes."""
+# Constants of splitmix64 (Steele, Lea, Flood); 53 bits fill the mantissa of a float.
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
@@ -81,6 +82,7 @@ def _count_net(tables: MoveTable, state: MoveState, net: int, sign: float) -> No
     slowest_s = 0.0
     for device in range(len(state.load_s)):
         if device == maker or state.inside[net, device] == 0:
+            # The maker pays for sending once, at the slowest of the links that it uses.
             continue
         seconds = (
             tables.latency_s[maker, device] * tables.net_count[net]
@@ -129,6 +131,7 @@ def _recount(tables: MoveTable, state: MoveState) -> None:
 @kernel
 def _height(state: MoveState, scale_s: float) -> float:
     """The 16-norm of the loads: close to the maximum, but it depends on all devices."""
+    # Four squarings give the 16th power; scaling keeps it within the range of a float.
     total = 0.0
     for load_s in state.load_s:
         power = load_s / scale_s
@@ -159,6 +162,7 @@ def _fits(tables: MoveTable, state: MoveState) -> bool:
 def _target_of(tables: MoveTable, state: MoveState, piece: int) -> int:
     """Draw a target device: usually that of a piece in the same net, sometimes any."""
     first, stop = tables.piece_ptr[piece], tables.piece_ptr[piece + 1]
+    # Most moves go where the piece already shares a tensor, because these can save transfers.
     if first < stop and draw(state.random) < 0.8:
         net = tables.piece_nets[first + draw_below(state.random, stop - first)]
         begin, end = tables.net_ptr[net], tables.net_ptr[net + 1]
@@ -191,6 +195,7 @@ def _propose(tables: MoveTable, state: MoveState, max_length: int) -> int:
     num_pieces = len(state.device_of)
     first, kind, length = draw_below(state.random, num_pieces), draw(state.random), 1
     if kind > 0.4:
+        # Lengths are drawn log-uniformly, so that short runs are as likely as long ones.
         length = int(math.exp(draw(state.random) * math.log(max_length + 0.5)))
     source, target = state.device_of[first], _target_of(tables, state, first)
     moved = _shift(tables, state, first, length, target, 0)
@@ -210,7 +215,7 @@ def anneal(
 ) -> float:  # fmt: skip
     """Anneal in place; ``best_of`` gets the placement that fits with the least maximum load.
 
-    Returns that load, or infinity if no placement met during annealing fits.
+    Returns that load, or infinity if no placement found during annealing fits.
     """
     _recount(tables, state)
     scale_s = max(_highest(state), 1e-30)
@@ -222,6 +227,7 @@ def anneal(
     heat = start_heat
     for attempt in range(num_tries):
         heat *= cooling
+        # Every 65,536 tries the loads are computed anew, before rounding errors add up.
         if attempt & 0xFFFF == 0xFFFF:
             _recount(tables, state)
             height = _height(state, scale_s)
@@ -231,6 +237,7 @@ def anneal(
         after = _height(state, scale_s)
         is_accepted = is_taken(after - height, heat, state.random)
         if not is_accepted or not _fits(tables, state):
+            # Undone in reverse order, so that each piece returns to the device it came from.
             for index in range(num_moved - 1, -1, -1):
                 _move(tables, state, state.moved[index], state.moved_from[index])
             continue
@@ -286,7 +293,7 @@ class Heat(NamedTuple):
 
 
 class Annealed(NamedTuple):
-    """The best placement met during annealing."""
+    """The best placement found during annealing."""
 
     device_of: IntArray
     """Per piece: its device."""
@@ -302,7 +309,7 @@ def annealed(
     limit_bytes: LongArray,
     seed: int = 0,
 ) -> Annealed:
-    """Anneal from ``device_of``; returns the best placement of the pieces that was met."""
+    """Anneal from ``device_of``; returns the best placement of the pieces that was found."""
     if pieces.num_pieces == 0 or problem.cluster.num_devices < 2:
         heat = heat._replace(num_tries=0)
     tables = _tables(problem, pieces, limit_bytes)
@@ -337,6 +344,7 @@ def _state(pieces: Pieces, device_of: IntArray, num_devices: int, seed: int) -> 
         load_s=np.zeros(num_devices),
         held_bytes=np.zeros(num_devices, dtype=np.int64),
         inside=np.zeros((pieces.num_nets, num_devices), dtype=np.int64),
+        # An exchange moves two runs, each of at most all pieces.
         moved=np.zeros(2 * count, dtype=np.int64),
         moved_from=np.zeros(2 * count, dtype=np.int64),
         random=seeded(seed),

@@ -85,17 +85,21 @@ def _least_loads_s(
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import maximum_flow
 
+    # Without transfers the smallest set is the piece alone.
     if not net_s.any():
         return piece_s[tried]
     num, num_nets = pieces.num_pieces, pieces.num_nets
     usable_s = np.where(np.isfinite(piece_s), piece_s, 0.0)
     unit = _TOTAL / (usable_s.sum() + net_s.sum())
     net = np.repeat(np.arange(num_nets), np.diff(pieces.net_ptr))
+    # Nodes: pieces, then an entry and an exit per net, then the sink.
     inner, outer, end = num + net, num + num_nets + net, num + 2 * num_nets
     nets = np.arange(num_nets)
     src = np.concatenate((np.arange(num), num + nets, pieces.net_pieces, outer))
     dst = np.concatenate((np.full(num, end), num + num_nets + nets, inner, pieces.net_pieces))
+    # Unlimited arcs tie the net's pieces to its entry and exit, so only the net's own arc is cut.
     capacity = np.concatenate((usable_s * unit, net_s * unit, np.full(2 * len(net), _TOTAL)))
+    # Casting rounds down, which keeps the flow a lower bound.
     network = coo_array((capacity.astype(np.int32), (src, dst)), (end + 1, end + 1)).tocsr()
     flows = [maximum_flow(network, int(piece), end).flow_value for piece in tried]
     found: FloatArray = np.array(flows, dtype=np.float64) / unit

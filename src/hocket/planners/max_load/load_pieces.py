@@ -1,8 +1,9 @@
 """Pieces: ops that move together when loads are balanced, and the nets that connect pieces.
 
 Ops that must share a device form one piece: a group, or an op that updates a tensor in place with
-the op where that tensor is stored. A backward op joins the piece of its forward partner: contiguous
-splits require it, and other placements hardly gain without. A net is a tensor, seen as the set of
+the op where that tensor is stored. A backward op joins the piece of its forward partner, which
+contiguous splits require and which hardly costs other placements anything. A net is a tensor, seen
+as the set of
 pieces that make or read it. If a device holds some but not all pieces of a net, the tensor crosses
 its boundary once, in one of the two directions; so if all links are equal the direction does not
 matter, and nets over the same pieces are merged into one with the sum of their times. All of this
@@ -48,8 +49,10 @@ class Pieces:
     """Precedence: piece ``before[i]`` may not be on a later stage than ``after[i]``."""
     after: IntArray
     is_alike: bool = False
-    """True if all links are equal: loads then depend on sets of pieces alone, and nets over the
-    same pieces are merged."""
+    """True if all links are equal.
+
+    Loads then depend on sets of pieces alone, and nets over the same pieces are merged.
+    """
 
     @property
     def num_pieces(self) -> int:
@@ -109,6 +112,7 @@ def pieces_of(problem: Problem, *, with_partners: bool = True) -> Pieces:
 def is_uniform(links: LinkTimes) -> bool:
     """True if a tensor costs the same between all devices that pay for it."""
     pairs = links.pays[:, None] | links.pays[None, :]
+    # The diagonal is no transfer and may have other values.
     pairs &= ~np.eye(len(links.pays), dtype=np.bool_)
     latency_s, unit_s = links.latency_s[pairs], links.unit_s[pairs]
     return bool(np.all(latency_s == latency_s[:1]) and np.all(unit_s == unit_s[:1]))
@@ -118,6 +122,7 @@ def merged_nets(pieces: Pieces) -> Pieces:
     """Return the same pieces with one net per set of pieces; exact if all links are equal."""
     number: dict[tuple[int, ...], int] = {}
     bounds, members = pieces.net_ptr.tolist(), pieces.net_pieces.tolist()
+    # The maker does not matter if links are equal, so nets are compared as sets.
     of_net = [
         number.setdefault(tuple(sorted(members[first:stop])), len(number))
         for first, stop in pairwise(bounds)
@@ -167,6 +172,7 @@ def staying_bytes(graph: Graph, owner: IntArray) -> LongArray:
     phase = np.where(made, graph.op_phase[graph.tensor_producer], Phase.OPTIMIZER)
     stays = graph.is_held.copy()
     np.logical_or.at(stays, graph.reads, graph.op_phase[reader] > phase[graph.reads])
+    # A view keeps its whole storage, so the storage stays if any tensor in it does.
     np.logical_or.at(stays, graph.root_of, stays.copy())
     kept = np.flatnonzero(stays & (owner >= 0))
     total = np.zeros(graph.num_ops, dtype=np.int64)
@@ -195,6 +201,7 @@ def _precedence(graph: Graph, piece_of: IntArray) -> tuple[IntArray, IntArray]:
 
 def _distinct_pairs(before: IntArray, after: IntArray, count: int) -> tuple[IntArray, IntArray]:
     differs = before != after
+    # One integer per pair, which `np.unique` sorts faster than rows.
     key = np.unique(before[differs].astype(np.int64) * max(count, 1) + after[differs])
     first, second = np.divmod(key, max(count, 1))
     return first.astype(np.int32), second.astype(np.int32)
@@ -219,9 +226,11 @@ def _as_nets(
     order = np.lexsort((np.arange(len(net)), piece, net))
     is_new = np.ones(len(net), dtype=np.bool_)
     is_new[1:] = (np.diff(net[order]) != 0) | (np.diff(piece[order]) != 0)
+    # Back in the original order, so that the maker remains the first piece of its net.
     chosen = np.sort(order[is_new])
     chosen = chosen[np.argsort(net[chosen], kind="stable")]
     sizes = np.bincount(net[chosen], minlength=num_nets)
+    # A net within one piece is never cut.
     chosen = chosen[sizes[net[chosen]] > 1]
     kept = np.flatnonzero(sizes > 1)
     ptr = pointers(sizes[kept])

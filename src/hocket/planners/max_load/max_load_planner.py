@@ -90,6 +90,7 @@ class _Search:
         most = min(_MAX_TRIES, _TRIES_PER_PIECE * grain.num_pieces)
         settings = Heat(num_tries=int(min(_MAX_UPDATES / updates_per_try, most)), start=heat)
         if grain.num_pieces > _MANY:
+            # A hot start would destroy what the few affordable tries per piece cannot repair.
             settings = settings._replace(start=min(heat, _LAST))
         return annealed(
             self.problem, grain, device_of, settings, limit_bytes=self.limit_bytes, seed=seed
@@ -125,6 +126,7 @@ def scattered(problem: Problem, pieces: Pieces, classes: DeviceClasses) -> Found
     start = packed(pieces, search.limit_bytes) if split is None else split.device_of
     if start is None:
         return None
+    # No placement is better than the bound, so the search may stop there.
     best, good_s = Annealed(start, np.inf), max_load_bound(problem) * (1 + _EXACT)
     for found in search.results(start):
         best = min(best, found, key=lambda result: result.max_load_s)
@@ -143,6 +145,7 @@ def _clusters(pieces: Pieces, classes: DeviceClasses, part: float) -> IntArray:
     weight = dual_weights(class_s, classes.counts)
     weighted_s = least_weighted(weight, class_s)
     most = part * float(weighted_s.sum()) / float(classes.counts.sum())
+    # A joined cluster must have a device that runs all of its pieces.
     runs_on = [tuple(column) for column in np.isfinite(class_s).T.tolist()]
     clusters, size = JoinedSets(pieces.num_pieces), weighted_s.tolist()
     bounds, members = pieces.net_ptr.tolist(), pieces.net_pieces.tolist()
@@ -171,6 +174,7 @@ def packed(pieces: Pieces, limit_bytes: LongArray) -> IntArray | None:
     device_of = np.zeros(pieces.num_pieces, dtype=np.int32)
     for piece in np.argsort(-pieces.memory_bytes, kind="stable"):
         can_run = np.isfinite(pieces.seconds[:, piece])
+        # -inf excludes devices that cannot run the piece, unless there is no other.
         device = int(np.argmax(np.where(can_run, free, -np.inf)))
         free[device] -= pieces.memory_bytes[piece]
         if free[device] < 0 or not can_run[device]:
@@ -186,14 +190,14 @@ _EXACT = 1e-5
 
 
 def throughput(problem: Problem, plan: Plan) -> Plan:
-    """Place every op so that the busiest device has as little to do as possible."""
+    """Place every op so that the load of the busiest device is as small as possible."""
     return _planned(
         problem, plan, contiguous if problem.contiguous else partial(scattered, problem)
     )
 
 
 def dpl(problem: Problem, plan: Plan) -> Plan:
-    """Cut a topological order into stages, as well as that order allows."""
+    """Cut a topological order into stages with the smallest maximum load for that order."""
     return _planned(problem, plan, by_order)
 
 
@@ -216,13 +220,15 @@ def _planned(
         found = search(pieces, device_classes(problem, limit_bytes))
         if found is None:
             break
-        # Proofs hold where memory only limits the sums of staying bytes.
+        # The proof ignores the simulated peak, so it holds only where limits on bytes cannot bind.
         is_exact = int(pieces.memory_bytes.sum()) <= int(limit_bytes.min())
         is_exact |= problem.cluster.uses_stated_times
         device_of = found.device_of[pieces.piece_of].astype(np.int32)
         placed = _claimed(problem, plan, device_of, is_proven=found.is_proven and is_exact)
         over = simulate(problem, placed).peak_bytes - problem.memory_bytes
         if not np.any(over > 0):
+            # The peak also has temporary tensors; the excess is taken off the limit for staying
+            # bytes.
             return placed
         limit_bytes = np.maximum(limit_bytes - np.maximum(over, 0), 0)
     raise NoFeasiblePlanError(

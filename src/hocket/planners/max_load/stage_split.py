@@ -79,6 +79,7 @@ def ideal_lattice(pieces: Pieces, max_ideals: int) -> Lattice | None:
     step_ptr, step_piece, step_ideal, from_ideal, from_piece = [0], [], [], [-1], [-1]
     for at, ideal in enumerate(ideals):
         for piece in can_follow[at]:
+            # Python integers serve as bit sets of any size.
             larger = ideal | 1 << piece
             if larger not in number:
                 if len(ideals) == max_ideals:
@@ -88,6 +89,7 @@ def ideal_lattice(pieces: Pieces, max_ideals: int) -> Lattice | None:
                 from_ideal.append(at)
                 from_piece.append(piece)
                 freed = [other for other in followers[piece] if not needs[other] & ~larger]
+                # Built from the smaller ideal, which avoids testing all pieces.
                 can_follow.append([other for other in can_follow[at] if other != piece] + freed)
             step_piece.append(piece)
             step_ideal.append(number[larger])
@@ -136,6 +138,7 @@ def _find_live(tables: SplitTable, state: SplitState, ideal: int, limit_s: float
             if used > 0:
                 fewer = state.best_within[usage - tables.stride[device_class]]
                 is_live = is_live and value < fewer
+                # best_within: least value over all usages with no more devices of any class.
                 best = min(best, fewer)
         state.best_within[usage] = best
         if not is_live or not value < limit_s:
@@ -144,7 +147,8 @@ def _find_live(tables: SplitTable, state: SplitState, ideal: int, limit_s: float
         for device_class in range(num_classes):
             used = (usage // tables.stride[device_class]) % (tables.num_devices[device_class] + 1)
             capacity += tables.weight[device_class] * (tables.num_devices[device_class] - used)
-        # A class can have weight 0: what it runs then needs no capacity. Sums are rounded.
+        # A class of weight 0 needs no capacity for what it runs. The margin keeps rounding from
+        # ruling out the best split.
         if rest_s <= limit_s * capacity + _ROUNDING * state.rest_s[0]:
             state.live[num_live] = usage
             num_live += 1
@@ -171,6 +175,7 @@ def _add(tables: SplitTable, state: SplitState, piece: int, depth: int, limit_s:
         net = tables.piece_nets[at]
         inside = state.inside[net] + 1
         state.inside[net] = inside
+        # Only the first and the last piece of a net in the stage change what is cut.
         if 1 < inside < tables.net_size[net]:
             continue
         sign = 1.0 if inside == 1 else -1.0
@@ -181,6 +186,7 @@ def _add(tables: SplitTable, state: SplitState, piece: int, depth: int, limit_s:
     for device_class in range(num_classes):
         at_least_s = state.work_s[depth, device_class] + state.fixed_s[depth, device_class]
         if at_least_s < limit_s and memory_bytes <= tables.limit_bytes[device_class]:
+            # Other nets may become whole again as the stage grows, so only fixed costs count here.
             return True
     return False
 
@@ -204,6 +210,7 @@ def _relax(
         stride, most = tables.stride[device_class], tables.num_devices[device_class]
         for index in range(num_live):
             usage = state.live[index]
+            # All devices of the class are in use.
             if (usage // stride) % (most + 1) == most:
                 continue
             value = max(state.value[start, usage], load_s)
@@ -231,6 +238,7 @@ def _stages_from(
             continue
         state.path_step[depth] += 1
         ideal = lattice.step_ideal[step]
+        # Another path from the same start has evaluated this ideal: a stage is a set of pieces.
         if state.seen[ideal] == start:
             continue
         state.seen[ideal] = start
@@ -253,6 +261,7 @@ def fill(
     for ideal in range(last):
         _touch_below(lattice, tables, state, ideal)
         for usage in range(state.value.shape[1]):
+            # A full split below the limit is a new limit for all further stages.
             limit_s = min(limit_s, state.value[last, usage])
         num_live = _find_live(tables, state, ideal, limit_s)
         if num_live:
@@ -380,6 +389,7 @@ def _members(lattice: Lattice, ideal: int) -> set[int]:
 
 
 def _tables(pieces: Pieces, classes: DeviceClasses) -> SplitTable:
+    # Mixed radix: the digit of a class counts its used devices, from 0 to all.
     stride = np.concatenate(([1], np.cumprod(classes.counts + 1)[:-1])).astype(np.int64)
     class_s = classes.piece_s(pieces)
     net_s = classes.net_s(pieces)
@@ -414,7 +424,7 @@ def _state(pieces: Pieces, tables: SplitTable, lattice: Lattice) -> SplitState:
     least_s = tables.weighted_s
     rest_s = np.zeros(num_ideals)
     rest_s[0] = least_s.sum()
-    # A larger ideal comes after the one that it was made from.
+    # A larger ideal comes after the one that it was made from, so one pass in order is enough.
     for ideal in range(1, num_ideals):
         rest_s[ideal] = rest_s[lattice.from_ideal[ideal]] - least_s[lattice.from_piece[ideal]]
     shape = (depth, len(tables.num_devices))

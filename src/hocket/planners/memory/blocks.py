@@ -3,12 +3,12 @@
 Blocks are usually repeated layers: consecutive ops whose module paths share a numbered part
 (``transformer.h.3``), with small neighbours joined. Nested lists of modules are cut by bytes: a
 block that makes more bytes than a limit is cut by the lists inside it (``stages.2.blocks.17``). Of
-all limits, the one is taken for which full recompute holds the fewest bytes (the inputs of all
+several limits, the one is chosen for which full recompute holds the fewest bytes (the inputs of all
 blocks and everything that the largest block makes). A model without numbered parts is cut where few
 bytes cross (Wei, TensorFlowMem, CMU-CS-19-135): a dynamic program with a sliding minimum finds the
 cuts with the smallest sum of crossing bytes such that no block makes too many bytes. Logits and
-their loss stay in one block. `cut_finer` cuts blocks with more parameters than fit again, by lists
-of modules such as experts. O(limits · (ops + reads)).
+their loss stay in one block. `cut_finer` cuts blocks whose parameters take too many bytes again, by
+lists of modules such as experts. O(limits · (ops + reads)).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SMALL_OPS = 4
 NUM_LIMITS, SMALLEST_LIMIT = 20, 1 / 64
 """Number of limits of a block's bytes that are tried; the smallest as a fraction of all bytes."""
 WORTH = 0.9
-"""Smaller blocks are taken if full recompute then holds less than this fraction of its bytes."""
+"""Smaller blocks are chosen if full recompute then holds less than this fraction of its bytes."""
 Cut = list[tuple[int, str]]
 """Blocks as pairs of first op and name."""
 
@@ -49,6 +49,7 @@ def cut_step(graph: Graph) -> StepBlocks:
     forward, tail = _Forward(graph, num_forward), _tail(graph, num_forward)
     best, least = Cut(), float("inf")
     for nested in forward.nested_cuts():
+        # Logits and loss form the last block, so cuts behind the start of that layer are dropped.
         cut = [(start, name) for start, name in nested if start <= tail]
         held_bytes = forward.held_bytes(cut)
         if (forward.has_layers or len(cut) >= FEWEST) and held_bytes < WORTH * least:
@@ -57,6 +58,7 @@ def cut_step(graph: Graph) -> StepBlocks:
         starts = [start for start in narrow_cuts(graph, num_forward) if start < tail]
         starts += [tail] if tail < num_forward else []
         narrow = [(at, graph.module_of(at) or graph.op_names[at]) for at in starts]
+        # Without layers, narrow cuts win unless nested ones hold clearly less.
         if WORTH * forward.held_bytes(narrow) <= least:
             best = narrow
     edges = np.array([*(start for start, _ in best), num_forward], dtype=np.int32)
@@ -80,7 +82,7 @@ def _child(path: str, module: str) -> str:
 
 @dataclass(eq=False)
 class _Forward:
-    """Ops of a forward pass, and the ways to cut it by lists of modules."""
+    """Ops of a forward pass, and the possible cuts by lists of modules."""
 
     graph: Graph
     num_ops: int
@@ -107,6 +109,7 @@ class _Forward:
         outermost = list(pairwise([*_joined(labels), self.num_ops]))
         before = Cut()
         limits = int(self.made[-1]) * np.geomspace(1, SMALLEST_LIMIT, NUM_LIMITS)
+        # Descending limits repeat the same cut many times; each is judged only once.
         for limit_bytes in [float("inf"), *limits.tolist()]:
             cut = [
                 piece for run in outermost for piece in self._cut(run, labels[run[0]], limit_bytes)
@@ -132,6 +135,7 @@ class _Forward:
             found = [((start + a, start + b), labels[a]) for a, b in pairwise(edges)]
             if len(found) == 1 and (child := labels[0]):
                 found = self._inside(run, child)
+            # Alternating submodules cannot be blocks of consecutive ops.
             elif len(found) == 1 or len({labels[at] for at in runs}) < len(runs):
                 found = []
             self._found[start, stop, path] = found
@@ -174,6 +178,7 @@ def cut_finer(graph: Graph, blocks: StepBlocks, own_bytes: LongArray, most: floa
     starts, names = list[int](), list[str]()
     for number, name in enumerate(blocks.names):
         first, last = blocks.start[number : number + 2].tolist()
+        # Labels are taken one level below the block's own numbered part.
         depth = 1 + sum(part.isdecimal() for part in name.partition(":")[0].split("."))
         cuts = _inner_cuts(graph, (first, last), depth, own_bytes, most)
         starts += [first, *cuts]
@@ -245,6 +250,7 @@ def narrow_cuts(graph: Graph, num_forward: int) -> list[int]:
     be executed in one piece.
     """
     made, crossing = _made_and_crossing(graph, num_forward)
+    # At least the op that makes most bytes fits a block, so a cut always exists.
     most = max(int(made[-1]) // NUM_NARROW_BLOCKS * 2, int(np.diff(made).max(initial=1)), 1)
     is_inside = np.zeros(num_forward + 1, dtype=bool)
     for first, stop in _whole_calls(graph, num_forward, made, most):
@@ -252,12 +258,14 @@ def narrow_cuts(graph: Graph, num_forward: int) -> list[int]:
         most = max(most, int(made[stop] - made[first]))
     best = np.zeros(num_forward + 1, dtype=np.int64)
     previous = np.zeros(num_forward + 1, dtype=np.int64)
+    # The deque holds candidates for the last cut by ascending cost: a sliding minimum.
     window = deque([0])
     for at in range(1, num_forward + 1):
         while made[at] - made[window[0]] > most:
             window.popleft()
         previous[at] = window[0]
         best[at] = best[window[0]] + crossing[at]
+        # A block must not start inside a call, but may end at any op.
         if is_inside[at]:
             continue
         while window and best[window[-1]] >= best[at]:

@@ -1,7 +1,8 @@
-"""Keep a memory budget: the fastest plan of a step that fits, with lower bounds.
+"""Plan the memory of a step within a budget: the fastest plan that fits, with lower bounds.
 
-Peak and step time are simulated on exactly the ops that the plan executes. They are reported with a
-lower bound on the bytes of any plan, and one on the step time of any plan with these policies.
+`keep_budget` searches the frontier of plans and returns a `BudgetFit`. Peak and step time are
+simulated on exactly the ops that the plan executes. They are reported with a lower bound on the
+bytes of any plan, and one on the step time of any plan with these policies (a linear program).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def bound_s(numbers: BlockNumbers, budget_bytes: float) -> float | None:
     from scipy.optimize import linprog
     from scipy.sparse import block_diag, eye_array, kron
 
+    # In units of the budget: the solver's tolerances are absolute.
     link, unit = numbers.link, max(budget_bytes, 1.0)
     incoming = numbers.brought + numbers.fetched + numbers.swapped_in
     # [resource, block, policy]: seconds of the host's updates, of ops, of copies in and out, and
@@ -109,7 +111,7 @@ class BudgetFit:
 
     @cached_property
     def chosen(self) -> Fitted | None:
-        """The fastest plan within the budget; None if none keeps it."""
+        """The fastest plan within the budget; None if no plan fits."""
         return self.frontier.best(self.budget_bytes)
 
     @cached_property
@@ -119,7 +121,8 @@ class BudgetFit:
 
     @cached_property
     def bound_s(self) -> float | None:
-        """Lower bound on the step time within the budget; None if no plan keeps it."""
+        """Lower bound on the step time within the budget; None if no plan fits."""
+        # Plans may use any of these block cuts, so the least of the bounds is valid.
         of_blocks = (self.frontier.numbers, *self.frontier.finer)
         found = [bound_s(numbers, self.budget_bytes) for numbers in of_blocks]
         return min((seconds for seconds in found if seconds is not None), default=None)

@@ -1,4 +1,8 @@
-"""A memory section of a step, with the rewritten step and its simulated timeline."""
+"""A memory section of a step, with the rewritten step and its simulated timeline.
+
+`Fitted` derives from these what plans are compared by: peak bytes, bytes in host memory, copied
+bytes, and the time of a step with synchronous or asynchronous updates on the host.
+"""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
 The set of plans does not depend on the requested budget. It has the plain step, full recompute,
 offloading everything, the minimum-memory plan, and plans of the linear program for budgets in
-between. For every number k of blocks there is also a plan that keeps k blocks and recomputes the
-others, which is simulated only if a budget needs it. For a budget the fastest plan whose simulated
-peak fits is taken. So a larger budget never makes a step longer, and no plan is slower than full
-recompute or full offload if these fit. O(levels · (blocks³ + ops)).
+between. For every number k of blocks there is also a plan that saves the activations of k blocks
+and recomputes the others, which is simulated only if a budget needs it. For a budget, the fastest
+plan whose simulated peak fits is chosen. So a larger budget never makes a step longer, and no plan
+is slower than full recompute or full offload if these fit. O(levels · (blocks³ + ops)).
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ minimum-memory plan's peak."""
 SMALL_SLOTS = 0.1
 """Smaller blocks gain nothing if streamed parameters take less than this fraction of a budget."""
 FEWEST_GROUPS = 4
+"""Smallest number of groups that the largest block is cut into, if its lists allow."""
 GROUP_BYTES = 2**27
 """Bytes of parameters per group. Copies of this size reach the link's full rate; more groups would
 take longer to plan."""
@@ -91,12 +92,12 @@ class Frontier:
         return f"Frontier({self.problem.graph.name!r}, {len(self.plans)} plans)"
 
     def best(self, budget_bytes: float) -> Fitted | None:
-        """The fastest plan within a budget, of equals the smallest; None if none keeps it."""
+        """The fastest plan within a budget, of equals the smallest; None if no plan fits."""
         kept = (plans.best(budget_bytes) for plans in self.keeping)
         return _fastest([*self.plans, *(plan for plan in kept if plan is not None)], budget_bytes)
 
     def find(self, name: str) -> Fitted | None:
-        """The plan with this name; None if there is none within the host memory."""
+        """The plan with this name; None if there is none that fits the host memory."""
         return next((plan for plan in self.plans if plan.name == name), None)
 
     def best_of(self) -> list[Fitted]:
@@ -108,7 +109,7 @@ class Frontier:
         return _best_of(self.plans)[::-1]
 
     def enough_on_host(self, budget_bytes: float) -> int | None:
-        """Host memory that a plan within the budget needs; None if no plan keeps the budget at all.
+        """Host memory that a plan within the budget needs; None if no plan fits the budget at all.
 
         Only plans that exceed the limit of host memory are considered.
         """
@@ -154,12 +155,14 @@ def find_frontier(
     found, keeping = _FoundPlans(maker.usual()), tuple(maker.keeping())
     for family in keeping:
         for step in range(1, num_keeping):
+            # Without the ends: saving no block is full recompute, saving all is the plain step.
             found.add(family[step * (len(family) - 1) // num_keeping])
     _levels(found, maker, num_levels)
     finer = _finer(maker, found.least_bytes)
     _finer_levels(found, finer, 2 * maker.largest_bytes / SMALL_SLOTS, num_levels)
     _between(found, maker, finer[:1], num_levels // 4)
     for fitted in _best_of(found.plans.values()):
+        # Variants need the costs of this maker's blocks, so plans with finer blocks are left out.
         for eased in maker.eased(fitted, found.seen) if fitted.uses is maker.uses else ():
             found.add(eased)
     plans = found.plans.values()
@@ -182,7 +185,7 @@ class _FoundPlans:
         self.least_bytes = min(fitted.peak_bytes for fitted in self.plans.values())
 
     def best_s(self, budget_bytes: float) -> float:
-        """Shortest step time within a budget; infinite if no plan keeps it."""
+        """Shortest step time within a budget; infinite if no plan fits."""
         best = _fastest(self.plans.values(), budget_bytes)
         return float("inf") if best is None else best.step_s
 
@@ -233,7 +236,7 @@ def _finer_levels(
         for number, budget in enumerate(budgets.tolist()):
             name, turn = f"level {number}{each.how}", BETWEEN[1 - number % 2]
             found.add(each.solved(name, budget, found.seen, turn))
-        # What is smaller still is for budgets that these do not keep.
+        # The next maker has even smaller blocks: it covers the budgets too small for this one.
         highest = smallest
 
 
@@ -255,12 +258,14 @@ def _between(
 
 
 def _finer(maker: PlanMaker, least_bytes: int) -> list[PlanMaker]:
-    """Plan makers with smaller blocks; empty if streamed parameters take a small part of the
-    memory.
+    """Plan makers with smaller blocks.
+
+    Empty if streamed parameters take a small part of the memory.
 
     The first cuts blocks into pieces that the link copies at its full rate, the second into as many
     pieces as possible.
     """
+    # Two groups are on the device at once: one in use, one being fetched.
     if 2 * maker.largest_bytes < LARGE_SLOTS * least_bytes:
         return []
     most = maker.most_cuts
@@ -281,11 +286,12 @@ def _steepest(plans: Iterable[Fitted], tried: Sequence[float]) -> float | None:
     """The budget between two neighbouring best plans at which a plan is most likely to help.
 
     It lies where fewer bytes cost the most time, or of equals the most moved bytes, and was not
-    tried before. None if all neighbours are near each other.
+    tried before. None if the peaks of all neighbouring plans differ by less than `NEAR` squared.
     """
     gaps = []
     for lean, fast in itertools.pairwise(_best_of(plans)):
         ratio = fast.peak_bytes / lean.peak_bytes
+        # The geometric mean of both peaks, because sizes matter by ratio.
         middle = lean.peak_bytes * ratio**0.5
         is_new = all(not NEAR**-1 < middle / other < NEAR for other in tried)
         if ratio > NEAR**2 and is_new:

@@ -1,4 +1,7 @@
-"""Parse memory budgets that users write, and check them against the device."""
+"""Parse memory budgets that users write, and check them against the device.
+
+A budget larger than the device is an error; one that leaves no headroom gets a warning.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,9 @@ class BudgetWarning(UserWarning):
 
 
 def budget_of(memory: int | str) -> int:
-    """Parse a budget such as ``10GB`` into bytes; raises `UsageError` if it is none."""
+    """Parse a budget such as ``10GB`` into bytes; raises `UsageError` if it is invalid."""
     if not isinstance(memory, str):
+        # bool is a subclass of int: ``memory=True`` must not mean one byte.
         is_number = isinstance(memory, Real) and not isinstance(memory, bool)
         if not is_number or not 0 <= memory <= MOST_BYTES or memory != int(memory):
             raise UsageError(
@@ -37,7 +41,7 @@ def require_memory(device: Device, budget_bytes: int) -> None:
         raise UsageError(
             f"a budget of {format_bytes(budget_bytes)} is more than {device.name} has: "
             f"{format_bytes(device.memory_bytes)}",
-            # Rounded down: what is named is usable.
+            # Rounded down, so that the size in the hint is really usable.
             hint=f"give it {device.usable_bytes // 2**20}MiB, or name another device",
         )
 

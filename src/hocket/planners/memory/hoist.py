@@ -1,11 +1,11 @@
 """Hoist ops that free memory: walk along an order and run later ops early if that pays.
 
 Hill and valley (Liu, 1987, "An application of generalized tree pebbling to sparse matrix
-factorization", extended to graphs that are not trees). If an op becomes ready, or becomes the last
-one that holds a storage, a look-ahead tries up to `REACH` ops that follow from it, best first. If
-these end with no more bytes than before and never exceed a target, they run at once. So an update
-runs directly after its gradient together with its temporary results, which a rule for single ops
-would miss. O(ops · reach · storages of an op).
+factorization", extended to graphs that are not trees). If an op becomes ready, or is the last op
+that a storage waits for, a look-ahead tries up to `REACH` ops that follow from it, best first. If
+no more bytes are held after them than before, and the target is never exceeded, they run at once.
+So an update runs directly after its gradient together with its temporary results, which a rule for
+single ops would miss. O(ops · reach · storages of an op).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Walk(NamedTuple):
 
 
 def new_walk(tables: OpTables) -> Walk:
-    """State of a walk before its first op."""
+    """Return the state of a walk before its first op."""
     return Walk(tables.num_waits.copy(), tables.num_closers.copy(), zeros(2))
 
 
@@ -73,6 +73,7 @@ def take_back(tables: OpTables, walk: Walk, op: int) -> None:
         walk.waits[tables.after[at]] += 1
     for at in range(tables.read_ptr[op], tables.read_ptr[op + 1]):
         walk.num_left[tables.reads[at]] += 1
+    # The counters are back in the state before the op, so this is what its run released.
     walk.held[0] += released_bytes(tables, walk, op) - tables.taken_bytes[op]
     walk.waits[op] = 0
 
@@ -176,6 +177,8 @@ def _choose(tables: OpTables, walk: Walk, scratch: _WalkScratch, target: int) ->
     Of the ready choices that fit the target, this is the one after which the fewest bytes are held.
     If there is none, it is the choice with the fewest predecessors left.
     """
+    # Bytes and numbers of predecessors share this variable: unready ops are compared only with each
+    # other, until the first ready one resets it.
     best, best_net, is_ready = -1, _MOST, False
     at = 0
     while at < scratch.num_choices[0]:
@@ -183,6 +186,7 @@ def _choose(tables: OpTables, walk: Walk, scratch: _WalkScratch, target: int) ->
         waits = walk.waits[op]
         if waits < 0:
             scratch.num_choices[0] -= 1
+            # Ops that have run are replaced by the last choice, which takes constant time.
             scratch.choice[at] = scratch.choice[scratch.num_choices[0]]
             continue
         if waits == 0:
@@ -222,6 +226,7 @@ def _missing(tables: OpTables, walk: Walk, scratch: _WalkScratch, op: int, first
             at += 1
         scratch.place[depth] = at + 1
         if at < tables.before_ptr[top + 1]:
+            # A chain deeper than the stack is longer than `REACH` in any case.
             if depth + 1 == len(scratch.stack):
                 return -1
             depth += 1
@@ -263,6 +268,7 @@ def _look_ahead(tables: OpTables, walk: Walk, scratch: _WalkScratch, op: int, ta
         op = _choose(tables, walk, scratch, target)
     for at in range(count - 1, -1, -1):
         take_back(tables, walk, scratch.tried[at])
+    # Undoing keeps the peak, so it is restored here.
     walk.held[1] = most
     return 0
 
@@ -290,6 +296,7 @@ def _hoist_from(
         for at in range(count):
             order[num_done + at] = scratch.tried[at]
         for at in range(count):
+            # Only now, since ops that were undone must not queue their followers.
             _follow(tables, walk, scratch, scratch.tried[at], False)
         num_done += count
 
@@ -318,7 +325,7 @@ def _hoist(
 
 
 def hoisted(storages: Storages, base: LongArray, target: int) -> tuple[LongArray, int]:
-    """An order that follows ``base`` but runs ops early if that pays, and its peak.
+    """Return an order that follows ``base`` but runs ops early if that pays, and its peak.
 
     Ops that run early never exceed ``target``.
     """

@@ -1,10 +1,11 @@
-"""Plans that move nothing: some blocks keep their activations, the others are recomputed.
+"""Plans that move nothing: some blocks save their activations, the others recompute them.
 
-Blocks are kept in descending order of the seconds that this saves per byte; of equals the last
-block comes first, because its backward pass ends before the others are recomputed. The k-th plan
-keeps the first k blocks, so it is faster and has no lower peak than the plans before it. For a
-budget, bisection finds the last plan that fits. As in a greedy knapsack, less than one block is
-lost to the best of all such plans. Only requested plans are simulated: O(log blocks) per budget.
+Blocks save activations in descending order of the seconds that this saves per byte; of equals the
+last block comes first, because its backward pass ends before the others recompute. The k-th plan
+does this for the first k blocks, so it is faster and has no lower peak than the plans before it.
+For a budget, bisection finds the last plan that fits. As in a greedy knapsack, the result is less
+than one block away from the best of all such plans. Only requested plans are simulated: O(log
+blocks) per budget.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Judge = Callable[[str, BoolArray], Fitted]
 
 
 class KeepingPlans:
-    """Plans of a step that keep blocks and move nothing; ``plans[k]`` keeps k blocks."""
+    """Plans that save activations and move nothing; ``plans[k]`` saves those of k blocks."""
 
     def __init__(self, numbers: BlockNumbers, judge: Judge) -> None:
         self._numbers, self._judge = numbers, judge
@@ -32,11 +33,11 @@ class KeepingPlans:
 
     @cached_property
     def order(self) -> IntArray:
-        """Blocks that can be recomputed, in the order in which they are kept."""
+        """Blocks that can be recomputed, in the order in which they save activations instead."""
         numbers = self._numbers
         freed = numbers.stay[:, KEPT] - numbers.stay[:, RECOMPUTED]
         seconds = numbers.recompute_s[:, RECOMPUTED]
-        # The backward pass of the last block follows at once.
+        # The backward pass of the last block follows at once, so recomputing it would gain nothing.
         can_run_again = (seconds > 0) & (freed > 0) & (np.arange(len(freed)) < len(freed) - 1)
         blocks = np.flatnonzero(can_run_again)
         by_gain = np.lexsort((-blocks, -seconds[blocks] / freed[blocks]))
@@ -54,8 +55,8 @@ class KeepingPlans:
         return self._judged[num_kept]
 
     def best(self, budget_bytes: float) -> Fitted | None:
-        """The fastest plan within a budget; None if none keeps it."""
-        # The smallest plan alone shows most budgets that nothing fits.
+        """The fastest plan within a budget; None if no plan fits."""
+        # One simulation of the smallest plan settles budgets that are too small.
         if self[0].peak_bytes > budget_bytes:
             return None
         found = bisect_right(range(len(self)), budget_bytes, key=lambda k: self[k].peak_bytes)

@@ -1,4 +1,4 @@
-"""Find the largest batch, sequence or depth that fits, with few tries, since each is a capture.
+"""Find the largest batch, sequence or depth that fits, with few tries (each is a capture).
 
 Memory grows nearly linearly or quadratically with the size. After a few small tries, the next size
 is where the curve through the nearest tries meets the budget, between the largest size that fits
@@ -20,7 +20,7 @@ models are slow, and a curve through small sizes may be wrong."""
 
 
 def largest(least_bytes: Callable[[int], int], budget_bytes: int, start: int, most: int) -> int:
-    """The largest size from 1 to ``most`` whose fewest bytes fit; 0 if not even 1 fits."""
+    """Return the largest size from 1 to ``most`` whose fewest bytes fit; 0 if not even 1 fits."""
     tried: dict[int, int] = {}
     size, lengths = min(start, most), list[int]()
     for _ in range(MAX_TRIES):
@@ -30,7 +30,7 @@ def largest(least_bytes: Callable[[int], int], budget_bytes: int, start: int, mo
         lengths.append(above - fits)
         if above - fits <= 1:
             break
-        # A curve that has not halved what is left in two tries is left for once.
+        # If two tries on the curve have not halved the interval, the next try bisects it.
         is_slow = len(lengths) > 2 and lengths[-1] > lengths[-3] // 2
         if above in tried and fits in tried and is_slow:
             size, lengths = (fits + above) // 2, []
@@ -45,10 +45,12 @@ def _next_size(tried: Mapping[int, int], budget_bytes: int, fits: int, above: in
         size = 2 * fits if fits else above // 2
         return min(max(size, fits + 1), above - 1)
     last = min(above - 1, FARTHEST * max(fits, 1)) if fits else above - 1
-    # What fits and what does not come first, then what is next to them.
+    # The ends of the interval come first, then the tries next to them: three points at most.
     near = sorted(tried, key=lambda s: (s not in (fits, above), abs(s - (fits or above)), s))[:3]
     sizes = np.arange(fits + 1, last + 1)
     curve = np.polynomial.Polynomial.fit(near, [float(tried[s]) for s in near], len(near) - 1)
+    # Half a byte of tolerance, because a fitted curve meets its points only up to rounding.
     within = curve(sizes) <= budget_bytes + 0.5
-    # The neighbour of a size that fits closes what is left, if the curve is right.
+    # One less than the first size above the budget: if the curve is right, the next try is that
+    # size, and both together end the search.
     return int(sizes[max(int(np.argmin(within)) - 1, 0)]) if not within.all() else last

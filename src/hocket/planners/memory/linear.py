@@ -1,7 +1,7 @@
-"""Linear program over the blocks of a step: which activations and parameters to keep or move.
+"""Linear program over the blocks of a step: which activations and parameters to save or move.
 
-Each block has fractions of the policies of its activations and of its parameters. Times are
-variables too: the ends of passes and of copies in each direction, none earlier than what it waits
+Its variables are, per block, fractions of the policies for activations and for parameters, and
+times: the ends of passes and of copies in each direction, none earlier than what it waits
 for, so transfers overlap with compute exactly as far as possible. Updates on the host end with the
 step, or, if they are asynchronous, when the next forward pass needs them. One constraint per pass
 limits the bytes on the device. The end of the step is minimized (joint offload, recompute and
@@ -109,7 +109,7 @@ def solve(
     turn: Turn,
     async_update: bool = False,
 ) -> ProgramShares | None:
-    """The best fractions within a budget; None if no fractions keep it.
+    """Return the best fractions within a budget; None if nothing fits.
 
     Staging buffers for optimizer state are counted if ``allowed`` contains swapping it in, even if
     ``turn`` does not.
@@ -196,6 +196,7 @@ class _Program:
     def add_passes(self, tail_s: float) -> None:
         """Add rows that order forward and backward passes, copies and updates."""
         end, numbers, ahead = self.end, self.numbers, self.ahead
+        # The last block's pass depends on how its loss is split, so the caller passes its seconds.
         backward_s = np.append(numbers.backward_s[:-1], tail_s)
         self._add_forward()
         takes = (
@@ -204,8 +205,8 @@ class _Program:
         )
         before = np.append(end["backward"][1:], end["forward"][-1])
         self._after(end["backward"], before, *takes, fixed_s=backward_s)
-        # Offloaded bytes arrive as they are read, after all other fetches: the pass begins with the
-        # first of them, and does not end before the last has arrived.
+        # Offloaded tensors arrive in the order in which they are read, after all other fetches. The
+        # pass begins with the first of them and does not end before the last has arrived.
         every = np.arange(self.count)
         for seconds in (self.offloaded_s, backward_s):
             self._after(end["backward"], end["fetch"], *takes, self._meanwhile(seconds, every),
@@ -229,14 +230,14 @@ class _Program:
 
     def _add_forward(self) -> None:
         end, numbers, link, ahead = self.end, self.numbers, self.numbers.link, self.ahead
-        # Of the last block, seconds of both passes are counted in the backward pass.
+        # Both passes of the last block are counted in its backward pass.
         own_s = np.append(numbers.forward_s[:-1], 0.0)
         forward, parameters, out = end["forward"], end["parameters"], end["out"]
         fetch = self._parameter_term(numbers.brought, ALL, 1 / link.in_bps)
         moved = self._activation_term(numbers.moved, ALL, 1 / link.out_bps)
         self._after(forward, parameters, fixed_s=own_s)
-        # Offloaded bytes leave after the pass, or as they are made: not before the pass begins, and
-        # not all before it ends.
+        # Offloaded tensors leave after the pass, or as they are made: then the copy starts with the
+        # pass at the earliest, and ends after the pass.
         self._after(out, forward)
         self._after(out, forward, moved, fixed_s=-own_s * self.is_hidden)
         self._after(parameters, None, fetch)
@@ -261,7 +262,8 @@ class _Program:
             self._activation_term(numbers.moved, ALL, rate),
             self._parameter_term(numbers.fetched, ALL, rate),
         ]
-        # Optimizer state is fetched during the backward pass of its block, needed after the next.
+        # Optimizer state is fetched during the backward pass of a block for the update after the
+        # next block's pass.
         state = np.zeros_like(numbers.swapped_in)
         columns = self.parameters.copy()
         state[:-late], columns[:-late] = numbers.swapped_in[late:] * rate, self.parameters[late:]
@@ -278,8 +280,8 @@ class _Program:
         out = self._parameter_term(numbers.gradients, ALL, out_s)
         self._after(gradients, np.append(gradients[1:], end["out"][-1]), out)
         self._after(gradients, end["backward"], out)
-        # State of the first blocks is fetched after all that passes need. Chunks are written back
-        # while others arrive: when all have arrived, the last one is left to write.
+        # State of the first blocks is fetched after everything that the passes need. Chunks are
+        # written back while others arrive, so when all have arrived only the last remains.
         first = slice(0, min(ahead + 1, self.count))
         is_behind = np.arange(self.count)[:, None] <= np.arange(self.count)[first]
         columns = np.broadcast_to(
@@ -337,6 +339,7 @@ class _Program:
                   (np.array([self.resident]), -one))  # fmt: skip
         self._add(np.zeros(self.count - 1), (self.left[:-1], one), (self.left[1:], -one),
                   self._activation_term(numbers.stay, slice(0, -1), 1 / unit))  # fmt: skip
+        # Resident parameters, and what earlier blocks saved, are there during every pass.
         there = ((np.full(self.count, self.resident), one), (self.left, one))
         scale = in_flight / unit
         forward = (available - np.append(numbers.forward_work[:-1], tail_work)) / unit
@@ -377,6 +380,7 @@ class _Program:
 
         numbers, count = self.numbers, self.count
         values = np.concatenate(self._values)
+        # Explicit zeros would only enlarge the solver's matrix.
         is_entry = values != 0
         places = (np.concatenate(self._rows)[is_entry],
                   np.concatenate(self._entry_columns)[is_entry])  # fmt: skip
@@ -397,7 +401,7 @@ class _Program:
         cost[self.parameters] += (numbers.fetched + numbers.swapped_in + numbers.gradients) * scale
         bounds = np.zeros((self._columns, 2))
         bounds[:, 1] = np.inf
-        # The last block is kept: its backward pass follows at once.
+        # The last block saves its activations: its backward pass follows at once.
         bounds[self.activations[-1, 1:], 1] = 0.0
         bounds[self.activations[~allowed.activations], 1] = 0.0
         bounds[self.parameters[~allowed.parameters], 1] = 0.0
@@ -408,6 +412,7 @@ class _Program:
         )  # fmt: skip
         if found.x is None or found.status != 0:
             return None
+        # Interior points may end slightly below zero.
         shares = np.clip(found.x, 0.0, None)
         return ProgramShares(
             shares[self.activations], shares[self.parameters], float(found.x[self.step])

@@ -1,8 +1,9 @@
 """Make memory sections of one step, rewrite them into its graph, and simulate them.
 
 Candidates are the sections that users would write by hand, the minimum-memory one, and those of the
-linear program for a budget. The blocks of the step, the readers of each storage and the costs of
-the blocks are computed once for all candidates. O(ops) per section.
+linear program for a budget (`PlanMaker`). Fractions of the program are rounded to one policy per
+block. The blocks of the step, the readers of each storage and the costs of the blocks are computed
+once for all candidates. O(ops) per section.
 """
 
 from __future__ import annotations
@@ -60,23 +61,24 @@ from hocket.simulate.rewriting.uses import Uses, find_uses
 #
 # Blocks are rounded in order, and the rounding error of a block is added to the next one (error
 # diffusion), so that after any number of blocks each policy has about the bytes and seconds that
-# the linear program gave it. Kept and offloaded need no rounding: a block offloads a share of its
-# bytes. The program is therefore solved once more for these shares when all else is chosen: copies
-# that it spread over blocks that are now recomputed would delay others. O(blocks).
+# the linear program assigned to it. Saved and offloaded activations need no rounding, because a
+# block may offload a fraction of its bytes. The program is therefore solved once more for these
+# fractions when all other policies are fixed: copies that it spread over blocks that are now
+# recomputed would delay others. O(blocks).
 
 SMALLEST_SHARE = 0.02
 """Smallest fraction of a block's activations that is worth offloading."""
 
 
 class BlockChoices(NamedTuple):
-    """One policy of activations and of parameters per block; kept blocks may offload a part."""
+    """Policy of activations and policy of parameters, per block."""
 
     activations: IntArray
     parameters: IntArray
 
     @property
     def allowed(self) -> Allowed:
-        """Policies for a second solve: only the offloaded fraction of kept blocks is free."""
+        """Policies for a second solve: only the offloaded fraction of saving blocks is free."""
         activations = np.arange(len(ACTIVATION_POLICIES)) == self.activations[:, None]
         activations[self.activations == KEPT, OFFLOADED] = True
         return Allowed(activations, np.arange(len(PARAMETER_POLICIES)) == self.parameters[:, None])
@@ -133,8 +135,9 @@ def _diffused(
     deficit = np.zeros(shares.shape[1]) if deficit is None else deficit.copy()
     for row, given in enumerate(shares):
         deficit += given * weight[row]
-        # A policy without a fraction in this row is never chosen.
+        # A policy without a fraction in this row is never chosen, whatever its deficit.
         allowed = np.where(given > 1e-9, deficit, -np.inf)
+        # A block without bytes has no error to pass on: the largest fraction decides.
         chosen[row] = int(np.argmax(allowed)) if weight[row] else int(np.argmax(given))
         deficit[chosen[row]] -= weight[row]
     return chosen
@@ -157,6 +160,7 @@ class LaunchTime:
 
     def seconds(self, memory: Memory, done: Rewritten) -> float:
         """Host time to launch a step that was rewritten for a memory section."""
+        # Device types without measured launch times have no lower limit by the host.
         if not self._work.mean_host_s:
             return 0.0
         stream = done.graph.op_stream
@@ -217,6 +221,7 @@ class PlanMaker:
         self.chunks = CHUNKS if self.in_chunks else CHUNKS[:1]
         device = int(placement_of(plan)[0])
         self.numbers: BlockNumbers = measure(problem, self.uses, device)
+        # A placeholder: `BudgetFit.plan` enters the budget of the chosen plan.
         self.budgets = (0,) * problem.cluster.num_devices
         self.plain_s = simulate(problem, plan).makespan_s
         self.launch_time = LaunchTime(problem, self.uses, device)
@@ -293,7 +298,7 @@ class PlanMaker:
         """One policy for every block; the last ``num_kept`` blocks keep their activations."""
         parameters = {k: v for k, v in policy.items() if k in ("parameters", "update")}
         count = self.numbers.num_blocks
-        # The backward pass of the last block follows at once.
+        # The backward pass of the last block follows at once: its activations are used immediately.
         policies = [policy if n < count - num_kept else parameters for n in range(count)]
         return self._memory(loss_chunks, policies)
 
@@ -332,6 +337,7 @@ class PlanMaker:
         problem = self._problem_of(memory)
         step = budgeted(problem, self.plan, memory, uses=self.uses)
         least_s = 0.0
+        # A CUDA graph is launched once, so the host's launches do not limit a replayed step.
         if problem is self.problem:
             least_s = max(self.plain_s, self.launch_time.seconds(memory, step.rewritten))
         return Fitted(
@@ -357,6 +363,7 @@ class PlanMaker:
             )  # fmt: skip
 
         count, shares = self.numbers.num_blocks, None
+        # `shares or` skips the second run if the first has found a solution.
         for parameters in dict.fromkeys((turn.parameters, ANYWHERE)):
             shares = shares or shares_of(allowing(count, turn.activations, parameters))
         if shares is None or shares.step_s >= below_s:
@@ -380,7 +387,7 @@ class PlanMaker:
         is_moved = [block.checkpoint == "offloaded" for block in blocks]
         inputs_bytes = float(self.numbers.moved[is_moved, FROM_HOST].sum())
         fewer = max(FEW_CHUNKS, 2 * self._chunks(self.enough_bytes))
-        # A name that has the number of chunks already has the present one.
+        # The present name may end with its number of chunks, which the new name replaces.
         name = fitted.name.removesuffix(f", {_in_chunks(fitted.memory.loss_chunks)}")
         in_chunks = (
             (f"{name}, {_in_chunks(n)}", replace(fitted.memory, loss_chunks=n), self._tail(n)[0])
@@ -388,7 +395,7 @@ class PlanMaker:
         )
         on_device = f"{fitted.name}, inputs kept", replace(fitted.memory, blocks=kept), inputs_bytes
         for called, memory, more_bytes in (on_device, *in_chunks):
-            # What would take far more than the plan does is another plan's business.
+            # A variant that needs far more memory belongs to another budget, where other plans win.
             is_eased = memory.loss_chunks <= fitted.memory.loss_chunks and memory not in seen
             if is_eased and more_bytes <= peak_bytes:
                 yield self._judged(called, memory)

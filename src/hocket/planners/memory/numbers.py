@@ -1,7 +1,7 @@
 """Costs of each block of a step: seconds, bytes saved for backward, bytes of working memory.
 
-They come from the costs of the problem and a walk over the step's storages. The activations that a
-block saves have four policies (`ACTIVATION_POLICIES`), its parameters have four
+They come from the costs of the problem and a walk over the step's storages. A block can treat the
+activations that it saves in four ways (`ACTIVATION_POLICIES`), and its parameters in four ways
 (`PARAMETER_POLICIES`). Each policy has bytes that stay on the device, bytes that are copied between
 device and host, and seconds that it adds. The linear program chooses among them. O(ops + reads).
 """
@@ -27,9 +27,9 @@ from hocket.simulate.rewriting.uses import Uses
 
 # Working memory of each pass of each block: all live bytes except what other blocks saved.
 #
-# A walk over the step in its order. A storage that the backward pass needs counts while the blocks
-# that make it and read it run forward, and once more while blocks that need it run backward. In
-# between it is a saved activation, for which the plan has a policy. O(ops + reads), Python.
+# A walk over the step in its order. A storage that the backward pass needs counts as working memory
+# while the blocks that make it and read it run forward, and again while blocks that need it run
+# backward. In between it is a saved activation, which has a policy. O(ops + reads), Python.
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +72,7 @@ def find_work(uses: Uses) -> Work:
         start, size = int(producer[storage]), float(sizes[storage])
         spans = [(start, int(stops[storage]) + 1)]
         if storage in saved:
+            # Working memory at least until the end of the forward pass of its last reading block.
             until = max(saved[storage], int(block_of[start]))
             spans = [(start, int(blocks.start[until + 1])), *backward_ends[storage]]
         is_inner = start in region.ops and storage not in region.whole
@@ -81,6 +82,7 @@ def find_work(uses: Uses) -> Work:
             if is_inner:
                 inner[begin] += size
                 inner[end] -= size
+    # Difference arrays: each span adds its bytes at the start and subtracts them after the end.
     at = np.cumsum(held)[:num_step] + graph.workspace_bytes[:num_step]
     count = blocks.num_blocks
     forward, backward = np.zeros(count), np.zeros(count)
@@ -103,6 +105,7 @@ def _last_reads(uses: Uses, num_step: int) -> LongArray:
     until = np.where(reader < num_step, reader, ends[block_of[reader]])
     last = np.maximum(graph.tensor_producer.astype(np.int64), -1)
     np.maximum.at(last, graph.root_of[graph.reads], until)
+    # Held results that no op reads stay to the end of the step.
     keeps = graph.is_held & ~np.isin(np.arange(graph.num_tensors), graph.reads)
     last[graph.root_of[keeps]] = num_step - 1
     return np.minimum(last, num_step - 1)
@@ -248,13 +251,14 @@ def _activation_numbers(uses: Uses, op_s: FloatArray) -> ActivationNumbers:
     stay, moved, recompute_s = (np.zeros((count, len(ACTIVATION_POLICIES))) for _ in range(3))
     last = needed_last(uses)
     for block in range(count):
+        # A storage that several blocks need is counted once, in the last of them.
         own = {s for s in uses.needed[block] if last.get(s) == block}
         stay[block] = _bytes(graph, own)
         moved[block, OFFLOADED] = _bytes(graph, own & _movable(uses, block))
         stay[block, OFFLOADED] -= moved[block, OFFLOADED]
         recomputed = [op for call in uses.block_calls[block] for op in uses.recompute[call]]
         if not recomputed:
-            # It cannot be recomputed: these policies cost the same as keeping it.
+            # Without recompute, these policies cost the same as saving the activations.
             continue
         taken, kept = _without(uses, block)
         here = {s for s in taken | kept if last.get(s, block) <= block}
@@ -271,6 +275,7 @@ def _bytes(graph: Graph, storages: Iterable[int]) -> float:
 
 def _movable(uses: Uses, block: int) -> set[int]:
     """Storages of a block that can be offloaded: those that its module calls save."""
+    # Tensors of the last calls would be freed only after the backward pass has begun.
     there = range(len(uses.module_calls) - NUM_LINGERING)
     saved = {s for call in uses.block_calls[block] if call in there for s in uses.saved(call)}
     large = {s for s in saved if uses.graph.tensor_bytes[s] >= SMALLEST_MOVED}
@@ -316,6 +321,7 @@ def _parameter_numbers(uses: Uses, op_s: FloatArray) -> tuple[ParameterNumbers, 
 
 def _add_parameters(parameters: ParameterNumbers, uses: Uses) -> None:
     for root, of in uses.readers.items():
+        # The first reading block pays for a parameter that several blocks read.
         block, size = min(of), float(uses.graph.tensor_bytes[root])
         parameters.on_device[block] += size
         if root not in uses.shared:
@@ -345,5 +351,6 @@ def _add_update(parameters: ParameterNumbers, update: Update, uses: Uses, op_s: 
 def _base_bytes(uses: Uses) -> float:
     graph = uses.graph
     there = (graph.tensor_producer < 0) & (graph.alias_of < 0)
+    # What blocks read and what updates own is counted by the policies.
     there[[*uses.readers, *(t for update in uses.updates.values() for t in update.state)]] = False
     return float(graph.tensor_bytes[there].sum())

@@ -41,6 +41,7 @@ MAX_OPS = 62
 """Largest graph for the exact order: a set of ops must fit into one 64-bit integer."""
 MAX_SETS = 40_000
 _SLOTS = 1 << 17
+"""Slots of the hash table: over three times `MAX_SETS`, so that probes stay short."""
 _MIX = 0x9E3779B97F4A7C15 - (1 << 64)
 """Multiplier that spreads bit sets over the slots of a hash table (Knuth)."""
 
@@ -78,6 +79,7 @@ def _released(tables: OpTables, needs: _Needs, mask: int, op: int) -> int:
 def _reach_set(sets: _Sets, count: int, at: int, op: int, peak: int, held: int) -> int:
     """Note an order that reaches a set of ops; returns the new number of sets."""
     mask = sets.mask[at] | (np.int64(1) << op)
+    # The high bits of the product are mixed best; linear probing resolves collisions.
     slot = ((mask * np.int64(_MIX)) >> 20) & (len(sets.slot) - 1)
     while sets.slot[slot] >= 0 and sets.mask[sets.slot[slot]] != mask:
         slot = (slot + 1) & (len(sets.slot) - 1)
@@ -109,6 +111,7 @@ def _fill_sets(tables: OpTables, needs: _Needs, sets: _Sets, limit: int) -> int:
         mask = sets.mask[at]
         if mask == full:
             return at
+        # Stop before the next set's extensions could overflow the table.
         if count + num_ops >= len(sets.mask):
             return -2
         free = -1
@@ -122,6 +125,7 @@ def _fill_sets(tables: OpTables, needs: _Needs, sets: _Sets, limit: int) -> int:
             if mask >> op & 1 or needs.before[op] & ~mask or (free >= 0 and op != free):
                 continue
             most = sets.held[at] + tables.taken_bytes[op]
+            # An order that is no better than the known one is of no use.
             if most < limit:
                 held = most - _released(tables, needs, mask, op)
                 count = _reach_set(sets, count, at, op, max(sets.peak[at], most), held)
@@ -137,6 +141,7 @@ def exact_order(storages: Storages, found: Found) -> tuple[Found, bool]:
     sets = _Sets._make([*columns, np.full(_SLOTS, -1, dtype=np.int64)])
     last = _fill_sets(storages.tables, _needs(storages), sets, found.peak_bytes)
     if last < 0:
+        # -1: no order is below the known peak, so the known order is the best.
         return found, last == -1
     order: list[int] = []
     peak = int(sets.peak[last])
@@ -150,6 +155,7 @@ def _needs(storages: Storages) -> _Needs:
     bit = np.int64(1) << np.arange(storages.num_ops, dtype=np.int64)
     before = zeros(storages.num_ops)
     np.bitwise_or.at(before, storages.after, bit[storages.before])
+    # Bit 62 is never set in a mask of ops, so kept storages are never released.
     readers = np.where(storages.is_kept, np.int64(1) << 62, np.int64(0))
     storage = np.repeat(np.arange(len(readers)), np.diff(storages.reader_ptr))
     np.bitwise_or.at(readers, storage, bit[storages.readers])
@@ -180,7 +186,7 @@ class OrderBound:
 
     @property
     def gap(self) -> float:
-        """Excess of the order over the bound, as a fraction, without what exists before."""
+        """Excess of the order over the bound, as a fraction, without bytes from before the step."""
         bound = self.bound_bytes - self.start_bytes
         return (self.peak_bytes - self.bound_bytes) / bound if bound else 0.0
 
@@ -243,9 +249,9 @@ def _effort(storages: Storages) -> WorkLeft:
 
 
 def _largest_cut(storages: Storages, order: LongArray) -> int:
-    """The largest minimum cut of the ops at which an order holds most; at most `_MAX_CUTS` are
-    tried.
+    """Return the largest minimum cut of the ops at which an order holds most.
 
+    At most `_MAX_CUTS` cuts are tried.
     The fullest op of each stretch is cut first, since an order that is bad in one place tells
     little about where the best order peaks.
     """

@@ -21,7 +21,7 @@ from hocket.simulate.evaluate import Evaluator
 
 
 def order_for_memory(problem: Problem, plan: Plan) -> Plan:
-    """The plan with a strict op order per device; unchanged if that would need more memory.
+    """Return the plan with a strict op order per device; unchanged if that needs more memory.
 
     If all ops are on one device, the plan also claims the lower bound on the bytes there.
     """
@@ -39,14 +39,17 @@ def order_for_memory(problem: Problem, plan: Plan) -> Plan:
     for device in sorted(tight, key=lambda device: -lacking[device]):
         storages = preceded(device_storages(problem.graph, tables, device), *fixed)
         found, bound_bytes = search(storages)
+        # With several devices the bound of one ignores what the others force on it.
         if fixed is none and len(used) == 1:
             bound = bound_of(storages, found.peak_bytes, bound_bytes).bound_bytes
             bounds = [bound if each == device else 0 for each in range(len(lacking))]
             claims["peak_bound_bytes"] = tuple(bounds)
+        # A chain of precedences fixes the device's order in the searches of later devices.
         own = found.order[device_of[found.order] == device]
         fixed = np.append(fixed[0], own[:-1]), np.append(fixed[1], own[1:])
     if storages is None:
         return plan
+    # Devices without a search keep their order by start, as far as the precedences allow.
     order = legal(preceded(storages, *fixed), by_start).astype(np.int32)
     devices = range(problem.cluster.num_devices)
     made = plan.ordered(by_device=tuple(order[device_of[order] == device] for device in devices))

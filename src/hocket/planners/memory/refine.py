@@ -21,15 +21,16 @@ from hocket.planners.communication.flow import UNLIMITED, flow_graph, max_flow
 from hocket.planners.memory.hoist import hoisted, memory_curve, peak_bytes
 from hocket.planners.memory.storages import OpTables, Storages, passing_through
 
-# The least bytes that any order holds when a given op runs, as a minimum cut.
+# Lower bound on the bytes that any order holds when a given op runs, as a minimum cut.
 #
-# Just before an op runs, a set of ops has run that holds all that comes before it, nothing that
-# comes after it, and with each op all that comes before that one. The bytes of such a set are those
-# of the storages with a producer inside and a reader outside, so the least of them is a minimum
+# Just before an op runs, the set of ops that have run contains all of its predecessors, none of its
+# successors, and with each op all predecessors of that op. The bytes of such a set are those of the
+# storages with a producer inside and a reader outside, so the smallest such set is a minimum
 # cut: one arc per storage with its bytes, arcs without limit from each op to those before it
 # (Picard, 1976, "Maximal closure of a graph", on storages instead of weights). Bytes are whole
-# numbers, so nothing is rounded. Only ops that are neither before nor after the given one take
-# part. SciPy's flows hold 32-bit numbers only, hence `hocket.planners.communication.flow`.
+# numbers, so nothing is rounded. Only ops that are neither predecessors nor successors of the op
+# are nodes of the flow. SciPy's flows hold 32-bit numbers only, hence
+# `hocket.planners.communication.flow`.
 
 BETWEEN, BEFORE, AFTER = 0, 1, 2
 """Sides of an op: ops on either side of it, ops before it, and itself with ops after it."""
@@ -94,12 +95,13 @@ def minimum_cut(storages: Storages, op: int) -> OpCut:
     ], axis=1)  # fmt: skip
     limits = np.full(pairs.shape[1], UNLIMITED)
     limits[: len(alive)] = storages.num_bytes[alive]
-    # What leaves the sink, enters the source or joins an op with itself limits nothing.
+    # Arcs out of the sink, into the source, or within one node limit nothing.
     is_arc = (pairs[0] != _SINK) & (pairs[1] != _SOURCE) & (pairs[0] != pairs[1])
     graph, place = flow_graph(int(is_between.sum()) + len(alive) + 2, pairs.T[is_arc])
     capacity = zeros(len(graph.arc_head))
     capacity[place] = limits[is_arc]
     total = int(max_flow(graph, capacity, _SOURCE, _SINK, UNLIMITED))
+    # Nodes that the last search from the source reached are on the source's side of the cut.
     has_run = side == BEFORE
     has_run[is_between] = graph.level[node[is_between]] >= 0
     return OpCut(op, total + int(storages.tables.taken_bytes[op]), has_run)
@@ -149,6 +151,7 @@ def refined(storages: Storages, found: Found, target: int, effort: WorkLeft) -> 
         now, conflict = _fixed_in_turn(storages, best, first, target, effort)
         if now.peak_bytes < best.peak_bytes:
             best = now
+        # The same conflict twice in a row: giving it precedence again changes nothing.
         elif conflict < 0 or first[:1] == [conflict]:
             break
         if conflict >= 0:

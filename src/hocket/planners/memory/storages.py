@@ -50,7 +50,7 @@ def _sort(
 
 
 def legal(storages: Storages, order: LongArray) -> LongArray:
-    """The order, changed as little as the precedences of ``storages`` require."""
+    """Return the order, changed as little as the precedences of ``storages`` require."""
     tables, num_ops = storages.tables, storages.num_ops
     found, heap = zeros(num_ops), new_heaps(np.array([0, num_ops + 1]))
     _sort(tables, tables.num_waits.copy(), positions(order), heap, found)
@@ -185,6 +185,7 @@ def gathered(
     Owners with producer -1 exist before the step; owners without bytes hold nothing.
     """
     num_owners = len(bytes_of)
+    # Results that no op reads live only while their op runs.
     is_read = np.zeros(num_owners, dtype=np.bool_)
     is_read[read[0]] = True
     made = (producer >= 0) & (bytes_of > 0)
@@ -218,6 +219,7 @@ def passing_through(storages: Storages, has_run: BoolArray, op: int) -> Storages
 
     The set must contain all predecessors of its ops; all other ops run after ``op``.
     """
+    # Only the last ops inside and the first outside need an arc; the others follow from these.
     inside, outside = has_run, ~has_run
     outside[op] = False
     ends, begins = inside.copy(), outside.copy()
