@@ -1,7 +1,7 @@
 """Planners: pure functions (Problem, Plan) -> Plan, one algorithm per file.
 
-`hocket plan --planner NAME` looks up ``PLANNERS``; names joined by ``+`` run one after another, and
-``expert:FILE`` applies a placement written by the user.
+`hocket plan --planner NAME` looks up the name in ``PLANNERS``; names joined by ``+`` run one after
+another, and ``expert:FILE`` applies a placement written by the user.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ def _parts(name: str) -> list[str]:
     """Split joined names; after an expert file, unknown names belong to the file's path."""
     parts: list[str] = []
     for part in name.split("+"):
+        # A path may contain "+": what is no planner's name still belongs to the file.
         if parts and parts[-1].lstrip().startswith(_EXPERT) and part.strip() not in PLANNERS:
             parts[-1] += f"+{part}"
         else:

@@ -105,6 +105,7 @@ def effort_for(problem: Problem) -> Effort:
     if num_ops <= _LARGE_OPS:
         slow = SLOW if num_ops <= _SMALL_OPS else ()
         names = (*LATENCY_PORTFOLIO, *FURTHER, *CUTS, *slow, LAST_RESORT)
+        # Simulations of small graphs are so fast that longer searches cost little.
         share = min(max(_SMALL_OPS / max(num_ops, 1), 1.0), _LONGEST_SEARCH)
         whole = int(_SEARCH_WORK // max(num_ops * num_evaluations(max(num_ops, 1), share), 1))
         rounds = ((8, 1 / 16), (4, 1 / 8), (min(whole, _MOST_SEARCHES), share), (1, share))
@@ -116,7 +117,7 @@ def effort_for(problem: Problem) -> Effort:
 
 
 def auto(problem: Problem, plan: Plan) -> Plan:
-    """The best plan of the portfolio; the shortest overflow of memory where nothing fits."""
+    """Return the best plan of the portfolio; if nothing fits, the one that lacks least memory."""
     best = portfolio(problem)[-1]
     assert best.plan is not None, "the portfolio ends with a plan"
     return replace(best.plan, planner=plan.planner or AUTO)
@@ -132,6 +133,7 @@ def portfolio(problem: Problem, known: Sequence[Candidate] = ()) -> list[Candida
     effort = effort_for(problem)
     by_name = {candidate.planner: candidate for candidate in known}
     proposed = [by_name.get(name) or propose(problem, name, BASE[name]) for name in effort.names]
+    # Nothing fits: the planner that was made for little memory gets a chance on large graphs, too.
     if not any(c.feasible for c in proposed) and LAST_RESORT not in effort.names:
         proposed.append(propose(problem, LAST_RESORT, BASE[LAST_RESORT]))
     refined = _refined(problem, proposed, effort) if effort.ordered else []
@@ -148,6 +150,7 @@ def portfolio(problem: Problem, known: Sequence[Candidate] = ()) -> list[Candida
 def _refined(problem: Problem, proposed: list[Candidate], effort: Effort) -> list[Candidate]:
     """Make further candidates from the best proposals: orders, repairs, exact and local search."""
     rank = _rank(problem)
+    # Different planners often propose the same placement, which needs only one try.
     found = _of_each(sorted((c for c in proposed if c.plan is not None), key=rank), _placement)
     ordered = [_ordered(problem, candidate) for candidate in found[: effort.ordered]]
     pool = sorted([*found, *ordered], key=rank)
@@ -156,6 +159,7 @@ def _refined(problem: Problem, proposed: list[Candidate], effort: Effort) -> lis
     spread = BASE["spread-memory"]
     repaired = [_improved(problem, c, spread, "spread-memory") for c in _worth_repair(pool)]
     repaired = [*relieved, *repaired]
+    # Local and exact search ignore contiguity, so they are of no use here.
     if problem.contiguous:
         return [*ordered, *repaired]
     fitting = [candidate for candidate in (*pool, *repaired) if candidate.feasible]
@@ -175,6 +179,7 @@ def _searched(problem: Problem, fitting: list[Candidate], effort: Effort) -> lis
         if min((c.step_s for c in (*fitting, *searched) if c.step_s), default=np.inf) <= shortest_s:
             break
         ranked = sorted([*fitting, *searched], key=_rank(problem))
+        # Starts with one origin end in similar plans, so each origin gets one search.
         starts = _of_each(_of_each(ranked, _origin), _placement)[:num_starts]
         search = by_longest_path(partial(local_search, share=share))
         searched += [_improved(problem, start, search, "local-search") for start in starts]

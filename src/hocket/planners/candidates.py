@@ -1,4 +1,8 @@
-"""Candidates: plans with simulated results, their comparison, and why one won."""
+"""Candidates: plans with simulated results, their comparison, and the reason why one won.
+
+`propose` runs a planner and `judge` simulates its plan and checks its legality. A `Comparison`
+holds all candidates with the winner and a lower bound.
+"""
 
 from __future__ import annotations
 
@@ -119,6 +123,7 @@ class Comparison:
         """Relative gap between the winner and the lower bound, as a fraction of the winner."""
         value_s = self.winner.value_s if self.winner is not None else None
         if self.bound is None or value_s is None or value_s <= 0:
+            # A plan that takes no time has no gap to a bound.
             return None
         return max(0.0, 1 - self.bound.seconds / value_s)
 
@@ -147,6 +152,7 @@ def judge(problem: Problem, name: str, plan: Plan, plan_seconds: float) -> Candi
     """Simulate a plan and check whether it is feasible; raises `CheckError` if it is not legal."""
     timeline = simulate(problem, plan)
     found = violations(plan, problem, timeline)
+    # A plan may exceed memory or break contiguity; any other violation is a planner's bug.
     raise_violations([v for v in found if v.rule not in LIMITS], name)
     plan = plan.claiming(step_s=timeline.makespan_s, peak_bytes=tuple(timeline.peak_bytes.tolist()))
     load_s = None

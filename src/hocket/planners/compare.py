@@ -33,8 +33,8 @@ from hocket.simulate.analysis import bottleneck
 def compare(problem: Problem, names: Sequence[str] = (), goal: Goal = "time") -> Comparison:
     """Run the named planners (``auto`` by default) and choose the best feasible plan for the goal.
 
-    ``auto`` stands for itself and all planners of its portfolio, each of them a candidate. Ties go
-    to fewer devices, less money and less memory, then to the planner that is listed first. A single
+    ``auto`` includes all planners of its portfolio, each of them a candidate. Ties go to
+    fewer devices, less money and less memory, then to the planner that is listed first. A single
     device has only one candidate, unless the step does not fit in its memory.
     """
     if problem.graph.op_stream.any():
@@ -68,7 +68,8 @@ def compare(problem: Problem, names: Sequence[str] = (), goal: Goal = "time") ->
 def _bound(problem: Problem, tried: list[Candidate]) -> LowerBound:
     """Return the largest known lower bound: some planners prove their own."""
     bound = lower_bound(problem)
-    # Contiguous splits are proven best among those in an order, which a legal one need not have.
+    # A contiguous split is proven best only among splits of one order, so its bound does not hold
+    # for plans that beat it.
     best_s = min((c.value_s for c in tried if c.value_s is not None), default=np.inf)
     for candidate in tried:
         if candidate.plan is None:
@@ -115,6 +116,7 @@ def _with_reasons(tried: list[Candidate], ranked: list[int]) -> tuple[Candidate,
         best, reason=_advantage(best, [tried[i] for i in ranked[1:]], tried)
     )
     for i in ranked[1:]:
+        # A candidate that lost a tie may even be slightly shorter.
         longer = _ratio(tried[i], best) - 1
         reason = (
             f"{format_percent(longer)} longer than {best.planner}" if longer > 0 else "no shorter"

@@ -1,4 +1,8 @@
-"""Devices that a placement may use, and units of ops that each of them can run."""
+"""Devices that a placement may use, and units of ops that each of them can run.
+
+Ops run on accelerators (`workers`) unless only another device, such as a CPU, can run them
+(`elsewhere`).
+"""
 
 from __future__ import annotations
 

@@ -66,6 +66,7 @@ def efficient(tried: Sequence[Candidate], chosen: int) -> int | None:
     cheapest = next(i for i, device_s in fitting.items() if device_s <= least_s * (1 + TIED))
     if num_devices(tried[chosen]) < WORTHWHILE * num_devices(tried[cheapest]):
         return None
+    # Steps of 0 s would divide by zero.
     gain = _device_s(tried[chosen]) / max(_device_s(tried[cheapest]), 1e-30)
     return cheapest if gain >= WORTHWHILE else None
 
@@ -76,7 +77,7 @@ def cost_efficiency_text(tried: Sequence[Candidate], chosen: int) -> str:
     if cheapest is None:
         return ""
     other_s, best_s = tried[cheapest].value_s or 0.0, tried[chosen].value_s or 0.0
-    if other_s <= best_s:  # where less memory was wanted, the step may be the longer one
+    if other_s <= best_s:  # if memory was the goal, the chosen step may be the longer one
         return ""
     longer = format_percent(other_s / best_s - 1) if best_s > 0 else "no"
     count = num_devices(tried[cheapest])
@@ -98,6 +99,7 @@ def objective_text(
     assert others[0].value_s is not None
     mine, next_one, *rest = goal_values([(problem, c) for c in (best, *others)], goal)
     least, shortest = min(zip((next_one, *rest), others, strict=True), key=lambda pair: pair[0])
+    # The chosen candidate is not the cheapest, so it was preferred as the simplest of a tie.
     if goal != "memory" and mine > least * (1 + TIED):
         what = "cheaper" if goal == "cost" else "shorter"
         return (
@@ -192,8 +194,8 @@ def _preference(problem: Problem, candidate: Candidate) -> tuple[int, int, int, 
 def _complexity(candidate: Candidate) -> tuple[int, int]:
     """Position of the plan's family, simplest first, and the number of extra features it uses.
 
-    Families: one device, data parallel, sharded, pipeline, tensor parallel, two or three of these
-    combined, op placement.
+    Families, simplest first: one device, data parallel, sharded, pipeline, tensor parallel, two or
+    three of these combined, op placement.
     """
     plan = candidate.plan
     assert plan is not None
@@ -202,6 +204,7 @@ def _complexity(candidate: Candidate) -> tuple[int, int]:
         is_placed = num_devices(candidate) > 1
         return 6 * is_placed, plan.get(Memory) is not None
     degrees = (len(parallel.replicas) > 1, parallel.is_staged, parallel.tensor > 1)
+    # Numbers of families as listed in the docstring; sharding is a variant of data parallel.
     family = 5 if sum(degrees) > 1 else degrees[0] + 3 * degrees[1] + 4 * degrees[2]
     numbers = [replica.num_samples for replica in parallel.replicas]
     extras = (

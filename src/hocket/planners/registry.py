@@ -1,4 +1,8 @@
-"""Registry of planners that do not call others by name, and chaining of planners."""
+"""Registry of planners that do not call others by name, and chaining of planners.
+
+Wrappers choose the form of the graph that a planner sees: coarse or single ops, renumbered by
+longest path. Tuples of names are the portfolios of ``auto``.
+"""
 
 from __future__ import annotations
 
@@ -98,6 +102,7 @@ def chain(*planners: Planner) -> Planner:
     """Return a planner that runs the given ones in order and verifies each result."""
 
     def chained(problem: Problem, plan: Plan) -> Plan:
+        # Checked after each step, so that an illegal plan is blamed on the planner that made it.
         for planner in planners:
             plan = planner(problem, plan)
             require_structure(plan, problem)

@@ -15,7 +15,7 @@ from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 
-# Which graphs are so large that planning or simulating them once more takes long.
+# Large graphs: planning or simulating them once more takes long.
 
 _LARGE_OPS = 50_000
 
@@ -25,13 +25,14 @@ def is_large(num_ops: int) -> bool:
     return num_ops > _LARGE_OPS
 
 
-# What is worked out once for each problem.
+# Results that are computed once for each problem.
 
 _Made = TypeVar("_Made")
 
 
 def once_per_problem(make: Callable[[Problem], _Made]) -> Callable[[Problem], _Made]:
     """Cache a function's result as long as its problem exists, since portfolios reuse it."""
+    # Weak keys: cached tables must not keep a large problem alive.
     known: WeakKeyDictionary[Problem, _Made] = WeakKeyDictionary()
 
     @wraps(make)
@@ -89,6 +90,7 @@ def longest_from_start(
     ptr: LongArray, after: LongArray, edge_s: FloatArray, op_s: FloatArray, from_start_s: FloatArray
 ) -> None:
     """Fill ``from_start_s``, initially zeros: per op, the longest path to its start."""
+    # Ops are in topological order, so each start is final when its op is reached.
     for op in range(len(op_s)):
         end_s = from_start_s[op] + op_s[op]
         for edge in range(ptr[op], ptr[op + 1]):

@@ -1,4 +1,8 @@
-"""A problem as compiled planners read it: one tuple of arrays."""
+"""A problem in the form that compiled planners read: tuples of arrays.
+
+`task_table` has ops, tensors and routes; `net_of` has the distinct edges between ops with mean
+transfer times. Both are computed once per problem.
+"""
 
 from __future__ import annotations
 
@@ -58,6 +62,7 @@ def task_table(problem: Problem) -> TaskTable:
     graph, costs = problem.graph, problem.costs
     routes = costs.routes
     stated = costs.tensor_s is not None
+    # Stated times are per link crossed; otherwise the narrowest link of the route decides.
     unit_s = routes.hops.astype(np.float64) if stated else 1 / routes.bandwidth_bps
     work = costs.tensor_s if costs.tensor_s is not None else costs.tensor_bytes
     before = graph.tensor_producer < 0
@@ -114,6 +119,7 @@ class ReaderPairs(NamedTuple):
 @once_per_problem
 def net_of(problem: Problem) -> ReaderPairs:
     """Return the edges of a problem with op times; an op that no device can run takes 0 s."""
+    # Device types without a device are listed in the costs but must not count as fastest.
     op_s = problem.costs.op_s[np.unique(problem.costs.device_row)]
     fastest_s = np.min(op_s, axis=0, where=np.isfinite(op_s), initial=np.inf)
     src, dst = problem.graph.edges

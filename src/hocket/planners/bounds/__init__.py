@@ -1,4 +1,4 @@
-"""Proven lower bounds on the step time, computed without searching for a plan."""
+"""Proven lower bounds on the step time, computed without searching for a plan (`step_bound`)."""
 
 from hocket.planners.bounds.step_bound import LowerBound, lower_bound
 

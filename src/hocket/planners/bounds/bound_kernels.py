@@ -20,6 +20,7 @@ from hocket.kernels.heaps import pop, push
 MAX_TOGETHER = 64
 """Limit on ops put on one device with an op to prove that it starts later."""
 MIN_TOGETHER = 8
+"""Least limit on ops put together, however large the graph."""
 TOTAL_TOGETHER = 4_000_000
 """Limit on `MAX_TOGETHER` summed over all ops, so that large graphs take linear time."""
 
@@ -73,6 +74,7 @@ class SegmentTree(NamedTuple):
 def new_together(num_ops: int, max_neighbours: int) -> Together:
     """Allocate arrays for one search at a time; ops beyond their size only weaken the bound."""
     size = int(np.clip(TOTAL_TOGETHER // max(num_ops, 1), MIN_TOGETHER, MAX_TOGETHER))
+    # An op that finds no slot is not queued, which only weakens the bound.
     num_slots = max_neighbours + 32 * size
     return Together(
         start_s=np.zeros(size),
@@ -98,6 +100,7 @@ def new_tree(num_ops: int) -> SegmentTree:
 def _remote_s(sides: Sides, end_s: FloatArray, op: int, edge: int, where: int) -> float:
     """Earliest arrival of a tensor from another device, on a device of class ``where``."""
     earliest = np.inf
+    # Ops of one unit are never on different devices, so the tensor never arrives from elsewhere.
     if sides.unit[sides.op[edge]] == sides.unit[op]:
         return earliest
     for other in range(len(end_s)):
@@ -128,6 +131,7 @@ def _offer(
     together: Together, op: int, bound_s: float, least_transfer_s: float, between_s: float
 ) -> None:
     """Queue an op that must be on the same device if the start is to be before ``bound_s``."""
+    # Dropping an op makes the bound smaller, never wrong.
     slot = together.num_slots[0]
     if slot == len(together.slot_op):
         return
@@ -136,6 +140,7 @@ def _offer(
     together.slot_bound_s[slot] = bound_s
     together.slot_transfer_s[slot] = least_transfer_s
     together.slot_between_s[slot] = between_s
+    # The heap pops the smallest key first, hence the sign.
     push(together.heaps, ZERO, -bound_s, slot)
 
 
@@ -165,6 +170,7 @@ def _offer_ancestors(sides: Sides, together: Together, op: int, slot: int, floor
         ancestor = sides.op[edge]
         transfer_s = min(together.slot_transfer_s[slot], sides.least_s[edge])
         bound_s = sides.end_s[ancestor] + transfer_s + between_s
+        # Ops of the same unit always have to be on this device.
         if sides.unit[ancestor] == sides.unit[op]:
             bound_s = np.inf
         if bound_s > floor_s:
@@ -193,6 +199,7 @@ def _earliest_start_s(
         best_s = min(best_s, max(floor_s, next_s))
         if floor_s >= next_s:
             return best_s
+        # No space for more ops: what was proven so far still holds.
         if together.size[0] == len(together.start_s):
             return min(best_s, floor_s)
         slot = pop(together.heaps, ZERO)
@@ -200,6 +207,8 @@ def _earliest_start_s(
         if together.mark[ancestor] == mark:
             continue
         together.mark[ancestor] = mark
+        # The ancestor cannot run on this class, so the op cannot start before the bound found so
+        # far.
         if start_s[where, ancestor] == np.inf:
             return best_s
         seconds = end_s[where, ancestor] - start_s[where, ancestor]
@@ -247,6 +256,7 @@ def find_windows(
     for part in range(len(ptr) - 1):
         first, stop = ptr[part], ptr[part + 1]
         width = 1
+        # A perfect tree needs a power of two as its width.
         while width < stop - first:
             width *= 2
         for at in range(2 * width):

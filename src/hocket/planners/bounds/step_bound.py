@@ -58,7 +58,7 @@ def find_units(graph: Graph) -> BoundUnits:
 #
 # A bound needs the times of ops per class and, between classes, the least that a transfer can take:
 # the smallest latency and the smallest time per unit of work over all pairs of different devices.
-# A class with one device has no pair with itself, so a transfer inside it takes for ever.
+# A class with one device has no pair with itself, so a transfer inside it takes infinitely long.
 
 MAX_CLASSES = 6
 """Number of device types above which all devices count as one class.
@@ -97,6 +97,7 @@ def find_classes(problem: Problem, units: BoundUnits) -> BoundClasses:
         of_device=class_of,
         num_devices=np.bincount(class_of, minlength=count).astype(np.int64),
         latency_s=latency_s,
+        # 0 times infinity would be NaN where no pair exists; the latency is infinite already.
         unit_s=np.where(np.isinf(latency_s), 0.0, _least(tasks.unit_s, class_of)),
         work=tasks.work,
     )
@@ -105,6 +106,7 @@ def find_classes(problem: Problem, units: BoundUnits) -> BoundClasses:
 def _class_of(problem: Problem) -> LongArray:
     """Per device: its class, densely numbered."""
     _, class_of = np.unique(problem.costs.device_row, return_inverse=True)
+    # Each class multiplies the work of the bounds.
     if class_of.max(initial=0) >= MAX_CLASSES:
         return np.zeros(len(class_of), dtype=np.int64)
     return class_of.astype(np.int64)
@@ -135,6 +137,7 @@ def best_weights(units: BoundUnits, classes: BoundClasses) -> tuple[float, Float
     """
     seconds = np.array([np.bincount(units.of_op, row, units.count) for row in classes.op_s])
     weight = dual_weights(seconds, classes.num_devices)
+    # The solver's weights are normalised again, because it meets the constraint only roughly.
     weight = weight / float(weight @ classes.num_devices)
     return float(least_weighted(weight, seconds).sum()), weight
 
@@ -149,7 +152,7 @@ def best_weights(units: BoundUnits, classes: BoundClasses) -> tuple[float, Float
 # the smallest T for which they fit before T: ancestors join in the order in which they force
 # themselves in, until the next one need not. Nothing is assumed about transfers but their least
 # time, so the bound holds for every transfer mode. Tails are heads of the reversed graph: children
-# that must stay with their parent run one after another behind it.
+# that must stay with their parent run one after another after it.
 #
 # The idea of ancestors that must sit together is from Papadimitriou and Yannakakis, "Towards an
 # architecture-independent analysis of parallel algorithms" (1990), with transfers of different
@@ -196,6 +199,7 @@ def windows_s(
     ptr = pointers(sizes)
     by_tail = np.lexsort((tail_s, part_of_op))
     leaf = np.empty(len(part_of_op), dtype=np.int64)
+    # Leaves are numbered by tail within each part, as the segment tree requires.
     leaf[by_tail] = np.arange(len(part_of_op)) - np.repeat(ptr[:-1], sizes)
     longest_s = np.zeros(num_parts)
     kernels.find_windows(
@@ -247,6 +251,7 @@ def _one_side(
         op=table(other, np.int64),
         work=table(work, np.float64),
         least_s=table(classes.latency_s.min() + work * least_unit_s, np.float64),
+        # Backwards, each tensor goes from the later op's device to the earlier one's.
         latency_s=table(classes.latency_s.T if backwards else classes.latency_s, np.float64),
         unit_s=table(classes.unit_s.T if backwards else classes.unit_s, np.float64),
         op_s=table(classes.op_s.min(axis=0), np.float64),

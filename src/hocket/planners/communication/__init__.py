@@ -1,1 +1,1 @@
-"""Trees, chunks and priorities of collectives on given links."""
+"""Planned collectives: trees, chunks and priorities on the links of a cluster (after Blink)."""

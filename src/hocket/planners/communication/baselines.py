@@ -38,12 +38,12 @@ from hocket.planners.communication.trees import (
 
 # The most Hamiltonian rings or chains that fit on the links at once, as NCCL uses them.
 #
-# All cycles (or paths) over neighbouring ranks are listed by depth-first search, those that take
-# the same of every link once. How often each is used in both directions is an integer program.
-# Its linear relaxation bounds the count; a greedy choice that reaches this bound is optimal, and
-# only where it does not, HiGHS solves the program. Exact on direct links up to eight ranks or so.
-# Over switches, where any two ranks are neighbours, only the `MAX_SWITCHED` orders that take the
-# least of the links are candidates.
+# All cycles (or paths) over neighbouring ranks are listed by depth-first search, and of those that
+# use every link equally often one is kept. How often each is used, in both directions, is an
+# integer program. Its linear relaxation bounds the count; a greedy choice that reaches this bound
+# is optimal, and only where it does not, HiGHS solves the program. Exact on direct links up to
+# eight ranks or so. Over switches, where any two ranks are neighbours, only the `MAX_SWITCHED`
+# orders that take the least of the links are candidates.
 
 
 MAX_ORDERS = 4000
@@ -53,6 +53,7 @@ MAX_STEPS = 120_000
 MAX_REPEATS = 5000
 """Stop after this number of consecutive orders over switches that use links as an earlier one
 does."""
+# Number of orders whose use of the links is counted in one NumPy call.
 _BATCH = 1024
 _ROUNDING = 1e-6
 """Tolerance when the LP optimum is rounded down to whole orders."""
@@ -69,6 +70,7 @@ def most_orders(
         return []
     capacity = np.array(fabric.capacity, dtype=np.int64)
     if fabric.has_switches and len(orders) > MAX_SWITCHED:
+        # Sum of the fractions of capacity that an order needs over all links.
         least = np.argsort(usage @ (1 / capacity), kind="stable")[:MAX_SWITCHED]
         orders, usage = [orders[index] for index in least], usage[least]
     counts = _most_at_once(usage, capacity)
@@ -109,6 +111,7 @@ def _orders(count: int, paths: CheapestPaths, is_ring: bool) -> Iterator[Order]:
                 return
             if len(walk) == count:
                 closes = not is_ring or count == 2 or walk[0] in near[walk[-1]]
+                # Each order and its reverse use the same links: only one of the two is listed.
                 forward = walk[1] <= walk[-1] if is_ring else walk[0] < walk[-1]
                 if closes and forward:
                     yield walk
@@ -151,6 +154,7 @@ def _most_at_once(usage: LongArray, capacity: LongArray) -> LongArray:
     matrix = csr_array(usage.T)
     relaxed = linprog(gain, A_ub=matrix, b_ub=capacity, method="highs")
     counts = _greedy(usage, capacity)
+    # The bound is whole, so a greedy choice that reaches it needs no integer program.
     if relaxed.success and counts.sum() >= np.floor(_ROUNDING - relaxed.fun):
         return counts
     exact = milp(
@@ -169,6 +173,7 @@ def _greedy(usage: LongArray, capacity: LongArray) -> LongArray:
     counts = np.zeros(len(usage), dtype=np.int64)
     fitting = np.flatnonzero((usage <= left).all(axis=1))
     while len(fitting):
+        # A full link must not divide by zero; no fitting order uses it.
         take = fitting[np.argmin(usage[fitting] @ (1 / np.maximum(left, 1)))]
         left -= usage[take]
         counts[take] += 1
@@ -205,6 +210,7 @@ def ring(fabric: Fabric, collective: Collective, root: int) -> Communication | N
     trees = [
         tree
         for weight, order in most_orders(fabric, paths, is_ring=True)
+        # Both directions of a ring have their own channels, so each carries half of the message.
         for direction in (order, order[::-1])
         for tree in _ring_trees(fabric, collective, root, paths, weight / 2, direction)
     ]
@@ -260,7 +266,8 @@ def double_binary_tree(fabric: Fabric, collective: Collective, root: int) -> Com
     """The collective on two complementary binary trees."""
     count = fabric.num_ranks
     first = binary_tree(count)
-    # Mirrored or shifted by one, leaves of the first are inner nodes of the second.
+    # Mirrored (even counts) or shifted by one (odd), leaves of the first tree are inner nodes of
+    # the second.
     turn = [count - 1 - r if count % 2 == 0 else (r + 1) % count for r in range(count)]
     second = [(turn[a], turn[b]) for a, b in first]
     weighted = [(Fraction(1, 2), pairs[0][0], pairs) for pairs in (first, second)]
@@ -271,6 +278,7 @@ def binary_tree(count: int) -> list[tuple[int, int]]:
     """(parent, child) pairs of a tree over 0 … count - 1 whose odd ranks are leaves; root first."""
     pairs = []
     for rank in range(1, count):
+        # The lowest set bit is the height of a rank in the in-order numbering of the tree.
         lowest = rank & -rank
         parent = (rank ^ lowest) | (lowest << 1)
         pairs.append((rank ^ lowest if parent >= count else parent, rank))
@@ -315,8 +323,10 @@ def _on_trees(
     fabric: Fabric, collective: Collective, root: int, algorithm: str,
     weighted: Sequence[tuple[Fraction, int, Pairs]],
 ) -> Communication | None:  # fmt: skip
-    """The collective over undirected trees (weight, root of an all-reduce, edges). A gather takes
-    each tree once per rank as the root."""
+    """Return the collective over undirected trees (weight, root of an all-reduce, edges).
+
+    A gather uses each tree once per rank as the root.
+    """
     paths, trees = usual_paths(fabric), list[Tree]()
     for weight, own_root, pairs in weighted:
         if not all(are_neighbours(paths, a, b) for a, b in pairs):

@@ -29,6 +29,7 @@ class CheapestPaths:
             if arc_cost[index] < self.cost[arc.tail][arc.head]:
                 self.cost[arc.tail][arc.head] = arc_cost[index]
                 self._arc[arc.tail][arc.head] = index
+        # Ranks are left out: only switches and hosts forward.
         for switch in range(fabric.num_ranks, count):
             self._allow(switch)
 
@@ -56,8 +57,8 @@ class CheapestPaths:
 
 # The cheapest tree away from a root in a directed graph (Chu and Liu, 1965; Edmonds, 1967).
 #
-# Every node takes its cheapest incoming arc; where these form a cycle it becomes one node whose
-# incoming arcs cost what they would change, and the search goes on in the smaller graph.
+# Every node chooses its cheapest incoming arc. If these form a cycle, it becomes one node whose
+# incoming arcs cost what they would change, and the search continues in the smaller graph.
 
 
 def cheapest_arborescence(cost: Sequence[Sequence[Any]], root: int) -> list[int]:
@@ -82,6 +83,7 @@ def cheapest_arborescence(cost: Sequence[Sequence[Any]], root: int) -> list[int]
     for a in outside:
         for b in outside:
             smaller[number[a]][number[b]] = cost[a][b]
+        # The cheapest entry into the cycle replaces the arc of the node that it enters.
         entry = min(cycle, key=lambda b: (_change(cost, parent, a, b), b))
         enters[a], smaller[number[a]][joined] = entry, _change(cost, parent, a, entry)
         leave = min(cycle, key=lambda b: (cost[b][a], b))
@@ -102,6 +104,7 @@ def _change(cost: Sequence[Sequence[Any]], parent: list[int], a: int, b: int) ->
 
 
 def _cycle(parent: list[int], root: int) -> list[int]:
+    # State: 0 not visited, 1 on the current walk, 2 known to lead to the root.
     """Return the nodes of a cycle of parents; empty if all nodes lead to the root."""
     state = [0] * len(parent)
     state[root] = 2

@@ -2,11 +2,11 @@
 
 Blink compares NCCL with its own trees on one set of GPUs per class (46 classes of a DGX-1V, 14 of a
 DGX-1P). Two sets are of one class if their links have the same canonical form: colours of places
-are refined by the colours around them until nothing changes. Where a colour still holds several
-places, each of them in turn gets a colour of its own and refinement goes on; the smallest matrix of
-all these choices is the form (McKay, 1981, in its simplest shape). Of places that can be swapped
-freely one is tried. After `MAX_LOOKS` the form is only a good guess: a class may then appear twice.
-O(places²) per refinement.
+are refined by the colours around them until nothing changes. If a colour still holds several
+places, each of them in turn gets a colour of its own and refinement continues; the smallest matrix
+of all these choices is the form (McKay, 1981, in its simplest version). Of places that can be
+swapped freely one is tried. After `MAX_LOOKS` the form is only a good guess: a class may then
+appear twice. O(places²) per refinement.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def canonical_form(fabric: Fabric) -> tuple[object, ...]:
     around = _relations(fabric)
     best: tuple[object, ...] | None = None
     looks = 0
+    # Ranks and forwarding places start with different colours, as they are never exchanged.
     stack = [_refined(around, [int(p >= fabric.num_ranks) for p in range(fabric.num_places)])]
     while stack and (best is None or looks < MAX_LOOKS):
         colour = stack.pop()
@@ -59,6 +60,7 @@ def canonical_form(fabric: Fabric) -> tuple[object, ...]:
             best = key if best is None else min(best, key)
             continue
         for place in _not_interchangeable(around, cell):
+            # Doubling makes space for one colour below the cell's own.
             apart = [2 * c for c in colour]
             apart[place] -= 1
             stack.append(_refined(around, apart))
@@ -73,6 +75,7 @@ def _relations(fabric: Fabric) -> Relations:
     around: list[list[list[int]]] = [[[] for _ in fabric.places] for _ in fabric.places]
     for arc in fabric.arcs:
         units = fabric.capacity[arc.channel]
+        # A negative sign marks shared channels: these are not equal to links of the same rate.
         around[arc.tail][arc.head].append(units if shared[arc.channel] == 1 else -units)
     return [[tuple(sorted(cell)) for cell in row] for row in around]
 

@@ -31,7 +31,7 @@ from hocket.simulate.collective import CollectiveTimes
 # Trees as Blink packs them, for comparison: multiplicative weights, then few whole trees.
 #
 # Wang et al., MLSys 2020, after Garg and Könemann (1998): every link has a length that grows with
-# its load; the shortest tree takes as much as its narrowest link allows, until the lengths
+# its load; the shortest tree gets as much flow as its narrowest link allows, until the lengths
 # add up to 1. Scaled down, the flow is within a few epsilon of the optimum, spread over many trees.
 # Then an integer program over those trees takes whole units of them. O(links log links / epsilon²)
 # trees.
@@ -42,6 +42,7 @@ Edges = tuple[Edge, ...]
 def many_trees(fabric: Fabric, root: int, *, epsilon: float = 0.1) -> dict[Edges, float]:
     """Return the weights, in units, of the trees over which a broadcast from the root is spread."""
     count = len(fabric.capacity)
+    # The constants of Garg and Könemann, which bound the error by epsilon.
     start = (1 + epsilon) * ((1 + epsilon) * count) ** (-1 / epsilon)
     length = [start / units for units in fabric.capacity]
     weights: dict[Edges, float] = defaultdict(float)
@@ -52,6 +53,7 @@ def many_trees(fabric: Fabric, root: int, *, epsilon: float = 0.1) -> dict[Edges
         for channel, times in usage.items():
             length[channel] *= 1 + epsilon * flow * times / fabric.capacity[channel]
         weights[edges] += flow
+    # Dividing by this factor makes the accumulated flow fit the capacities.
     scale = log((1 + epsilon) / start) / log(1 + epsilon)
     return {edges: weight / scale for edges, weight in weights.items()}
 
@@ -75,6 +77,7 @@ def blink(
 
     An all-reduce reduces towards the root of each tree and broadcasts from it.
     """
+    # Blink's trees need links with equal capacity in both directions.
     if collective not in ("broadcast", "reduce", "allreduce") or not fabric.is_symmetric:
         return None
     chosen = _whole_trees(fabric, list(many_trees(fabric, root, epsilon=epsilon)))
@@ -97,6 +100,7 @@ def _whole_trees(fabric: Fabric, trees: list[Edges]) -> list[tuple[Edges, Fracti
         constraints=LinearConstraint(load, ub=np.array(fabric.capacity, dtype=float)),
         options={"time_limit": 10.0},
     )  # fmt: skip
+    # No whole unit fits: one tree alone, whose weight becomes a fraction of 1.
     if most.x is None or -most.fun < 1:
         return [(trees[0], Fraction(1))]
     units = zip(trees, np.rint(most.x).astype(int).tolist(), strict=True)
@@ -178,7 +182,7 @@ def plan_collective(
     plan_s = time.process_time() - start_s
     found = [planned.section, *baselines(fabric, collective, at)]
     if fabric.is_peer_only:
-        # Rings over PCIe are what NCCL falls back to where NVLink closes none.
+        # NCCL falls back to rings over PCIe where NVLink does not form a ring.
         with suppress(NoFeasiblePlanError):
             host = fabric_of(cluster, ranks, relay=relay, links="host")
             found.append(ring_in_order(host, collective, at, algorithm="ring over PCIe"))
@@ -197,6 +201,7 @@ def plan_collective(
 def _root(fabric: Fabric, collective: Collective, root: str | None) -> int:
     if root is not None:
         return fabric.places.index(root)
+    # For other collectives the root does not matter; with shared channels no flow bounds a root.
     if collective in ("broadcast", "reduce") and not fabric.has_shared_channels:
         return best_root(fabric.reversed() if collective == "reduce" else fabric)
     return 0

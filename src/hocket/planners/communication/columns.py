@@ -4,8 +4,8 @@ Gilmore and Gomory (1961): maximise the sum of weights such that the patterns in
 capacity of every row. Dual prices of the rows determine the cost of a pattern; the caller finds the
 cheapest of all patterns, and while it costs less than 1 it enters the basis (revised simplex
 method, capacities perturbed slightly so that ties cannot stall it). The last basis is solved again
-in exact fractions, and accepted as optimal only if weights, slack and prices hold exactly. O(rows²)
-per step plus the caller's search; the number of steps is a few times that of rows.
+in exact fractions, and is accepted as optimal only if weights, slack and prices hold exactly.
+O(rows²) per step plus the caller's search; the number of steps is a few times that of rows.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ def best_mix(capacity: Sequence[int], cheapest: Cheapest[Payload]) -> Mix[Payloa
     while True:
         price = basis.prices()
         lowest = int(np.argmin(price))
+        # A row with a negative price has unused capacity: its slack enters the basis.
         if price[lowest] < -_TOLERANCE:
             basis.enter(lowest)
             continue
@@ -63,6 +64,7 @@ def best_mix(capacity: Sequence[int], cheapest: Cheapest[Payload]) -> Mix[Payloa
             basis.enter(pattern)
             continue
         mix = basis.exact()
+        # The floating-point basis may be wrong by rounding; then no proof is possible.
         if mix is None:
             raise ArithmeticError("the last basis does not hold in exact fractions")
         pattern = cheapest(mix.price)
@@ -77,7 +79,7 @@ class _Basis(Generic[Payload]):
     def __init__(self, capacity: Sequence[int]) -> None:
         count = len(capacity)
         self.capacity = capacity
-        # Multiples of an irrational number: no two sums of them are equal.
+        # Multiples of the golden ratio modulo 1: no two of them are equal, so no two ratios tie.
         scale = 1 + _PERTURBATION * ((np.arange(1, count + 1) * 0.6180339887498949) % 1.0)
         self.inverse: NDArray[np.float64] = np.eye(count)
         self.level: NDArray[np.float64] = np.array(capacity, dtype=np.float64) * scale
@@ -96,6 +98,7 @@ class _Basis(Generic[Payload]):
         else:
             rows = list(member.usage)
             direction = self.inverse[:, rows] @ np.array([float(member.usage[r]) for r in rows])
+        # Ratio test: the member that reaches zero first leaves the basis.
         usable = direction > _TOLERANCE
         if not usable.any():
             raise ArithmeticError("a pattern that takes nothing of any row")

@@ -1,12 +1,12 @@
 """Bounds of collectives by cuts (broadcast: Edmonds, 1973; all-gather), and their certificates.
 
-Broadcast: what reaches the worst rank is a maximum flow from the root, and as many trees exist.
-All-gather: a set of places that leaves out a rank must export the share of each of its ranks, so
-the rate per rank is at most (what leaves) / (ranks inside), minimal over all such sets. Newton's
-method on that ratio: a maximum flow from a source that feeds x into every rank either reaches all
-ranks in full, or its cut gives a smaller x. Each rank's flow is computed about once, so slightly
-more than N maximum flows are needed. Every x is the ratio of a cut that was found, which certifies
-the bound. Reductions have the bounds of the reversed fabric.
+Broadcast: the rate to the worst rank is a maximum flow from the root, and as many trees exist.
+All-gather: a set of places that leaves out a rank must export the shard of each of its ranks, so
+the rate per rank is at most (capacity that leaves) / (ranks inside), minimal over all such sets.
+Newton's method on that ratio: a maximum flow from a source that feeds x into every rank either
+reaches all ranks in full, or its cut gives a smaller x. Each rank's flow is computed about once, so
+slightly more than N maximum flows are needed. Every x is the ratio of a cut that was found, which
+certifies the bound. Reductions have the bounds of the reversed fabric.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def broadcast_bound(fabric: Fabric, root: int) -> LinkCut:
         flow = max_flow(fed.graph, capacity, root, rank, best)
         if flow < best:
             best = int(flow)
-            # Had the flow met its limit, the levels would not mark a cut: search on from here.
+            # A flow that stopped at its limit leaves levels that mark no cut, so it is computed in
+            # full.
             max_flow(fed.graph, capacity, root, rank, UNLIMITED)
             side = _source_side(fed)
     return _cut(fabric, Fraction(best), side)
@@ -100,6 +101,7 @@ def gather_bound(fabric: Fabric) -> LinkCut:
     fed = fed_graph(matrix, num_ranks)
     incoming = matrix.sum(axis=0)[:num_ranks]
     worst = int(np.argmin(incoming))
+    # Start with the cut around the rank with the least incoming capacity.
     side = np.delete(np.arange(fabric.num_places), worst)
     rate = Fraction(int(incoming[worst]), num_ranks - 1)
     waiting = list(range(num_ranks))
@@ -108,7 +110,8 @@ def gather_bound(fabric: Fabric) -> LinkCut:
         capacity[fed.feed] = rate.numerator
         needed = num_ranks * rate.numerator
         if max_flow(fed.graph, capacity, fabric.num_places, waiting[-1], needed) >= needed:
-            # A smaller rate later needs no less of these cuts: a rank that passed has passed.
+            # Rates only fall, and a smaller rate needs less, so a rank that has passed need not be
+            # repeated.
             waiting.pop()
             continue
         side = _source_side(fed)
@@ -119,6 +122,7 @@ def gather_bound(fabric: Fabric) -> LinkCut:
 def _source_side(fed: FedGraph) -> LongArray:
     """Return the places on the source side of the last flow's minimum cut, without the feeding
     node."""
+    # The last node is the one that feeds the ranks.
     return np.flatnonzero(fed.graph.level[:-1] >= 0)
 
 

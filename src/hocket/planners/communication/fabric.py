@@ -2,9 +2,9 @@
 
 Ranks come first, then the places that only forward: switches, hosts and, where allowed, devices
 that are not in the job. A full-duplex link gives two arcs with a channel each, a half-duplex link
-or a bus arcs that share one channel. By default only the peer links are used where they connect
-the ranks: those between devices, and switches that no host hangs on (NVLink, xGMI, NVSwitch),
-since a pair that is enabled for them does not use PCIe at the same time.
+or a bus gives arcs that share one channel. By default only the peer links are used if they connect
+the ranks: those between devices, and switches that no host is attached to (NVLink, xGMI, NVSwitch),
+since a pair of devices that uses them does not use PCIe at the same time.
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ def _device_names(cluster: Cluster, part: str) -> Iterable[str]:
     first, dash, last = part.partition("-")
     if part in cluster.device_names:
         return (part,)
+    # The length limit keeps huge numbers out of the range below.
     if first.isdecimal() and (not dash or last.isdecimal()) and len(part) < 20:
         start, stop = int(first), int(last or first) + 1
         if start < stop <= cluster.num_devices:
@@ -154,6 +155,7 @@ def _device_names(cluster: Cluster, part: str) -> Iterable[str]:
             hint=f"numbers go from 0 to {cluster.num_devices - 1}",
             where=cluster.name,
         )
+    # Only the first names are compared: spelling hints over a huge cluster would take long.
     hint = did_you_mean(part, cluster.device_names[:2000])
     raise UsageError(f"unknown device {part[:100]!r}", hint=hint, where=cluster.name)
 
@@ -212,12 +214,14 @@ def _connected(links: Sequence[Link], ranks: Sequence[str], *, backwards: bool =
 
 def _needed(links: list[Link], ranks: Sequence[str]) -> list[Link]:
     """Remove dead ends repeatedly: places with only one link that are not ranks."""
+    # Removing a dead end can make its neighbour one.
     while True:
         count: dict[str, int] = defaultdict(int)
         for link in links:
             for end in link.ends:
                 count[end] += 1
         ends = {place for place, number in count.items() if number == 1} - set(ranks)
+        # A bus with one end less is still a bus for its other ends.
         kept = [link for link in links if link.is_bus or ends.isdisjoint(link.ends)]
         if len(kept) == len(links):
             return links
@@ -231,7 +235,7 @@ def _build(links: Sequence[Link], ranks: Sequence[str], is_peer_only: bool) -> F
     arcs: list[Arc] = []
     rates: list[int] = []
     for link in links:
-        # Rates below a byte per second are not believable; whole bytes keep every sum exact.
+        # Rates below a byte per second are implausible; whole bytes keep every sum exact.
         rate = max(1, round(link.bandwidth_bps))
         is_shared = link.is_shared
         if is_shared:
@@ -245,6 +249,7 @@ def _build(links: Sequence[Link], ranks: Sequence[str], is_peer_only: bool) -> F
                 arcs.append(
                     Arc(number[src], number[dst], len(rates) - 1, link.name, link.latency_s)
                 )
+    # A common unit keeps capacities small, so that flows stay within 64 bits.
     unit = gcd(*rates)
     capacity = tuple(rate // unit for rate in rates)
     return Fabric(places, len(ranks), tuple(arcs), capacity, unit, is_peer_only)

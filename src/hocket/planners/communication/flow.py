@@ -16,6 +16,7 @@ from hocket.base.arrays import LongArray, pointers
 from hocket.kernels import kernel
 
 UNLIMITED = 2**62
+"""Capacity without limit, half of the range of 64-bit integers."""
 
 
 class FlowGraph(NamedTuple):
@@ -65,7 +66,7 @@ class Capacities(NamedTuple):
 
 @kernel
 def reset(capacities: Capacities) -> None:
-    """Fill the copy again."""
+    """Restore the residual capacities before the next flow."""
     for arc in range(len(capacities.units)):
         capacities.residual[arc] = capacities.units[arc]
 
@@ -83,6 +84,7 @@ class FedGraph(NamedTuple):
 def fed_graph(matrix: LongArray, num_ranks: int) -> FedGraph:
     """Return the flow graph of ``matrix[tail, head]`` with a node that feeds the ranks."""
     count = len(matrix)
+    # One pair of arcs per pair of nodes, whichever of the two directions has capacity.
     tails, heads = np.nonzero(np.triu(matrix + matrix.T))
     feeds = np.stack((np.full(num_ranks, count), np.arange(num_ranks)), axis=1)
     pairs = np.concatenate((np.stack((tails, heads), axis=1), feeds)).astype(np.int64)
@@ -98,6 +100,7 @@ def fed_graph(matrix: LongArray, num_ranks: int) -> FedGraph:
 def _find_levels(graph: FlowGraph, capacity: LongArray, source: int, sink: int) -> bool:
     """Set distances from the source over arcs with capacity; True if the sink was reached."""
     level, queue = graph.level, graph.path
+    # `path` is free during the search for levels, so it serves as the queue.
     for node in range(len(level)):
         level[node] = -1
     level[source] = 0
@@ -135,7 +138,8 @@ def _fill_levels(graph: FlowGraph, capacity: LongArray, source: int, sink: int, 
                     keep = index
             if total >= limit:
                 return total
-            # Go on from the tail of the first arc that is full now.
+            # Continue at the tail of the first arc that is full now: the path before it is still
+            # usable.
             length = keep
             node = source if length == 0 else graph.arc_head[path[length - 1]]
         end, arc = graph.arc_ptr[node + 1], graph.next_arc[node]
@@ -152,6 +156,7 @@ def _fill_levels(graph: FlowGraph, capacity: LongArray, source: int, sink: int, 
             return total
         else:
             length -= 1
+            # Dead end: go back, and skip the arc that led here.
             back = path[length]
             node = graph.arc_head[graph.arc_reverse[back]]
             graph.next_arc[node] += 1

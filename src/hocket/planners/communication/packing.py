@@ -2,10 +2,10 @@
 
 Given how many trees each rank is the root of, trees are grown one after the other with the largest
 weight that is still possible, so that equal trees are one. An arc (a, b) out of the tree can take
-weight up to what a maximum flow into b, from the roots of all other trees and from a, exceeds those
-other trees by; Lovász's argument promises such an arc while the tree does not span. Where only a
-smaller weight can go on, the tree goes on with it and the rest is given back. One flow per arc that
-is tried; arcs near the root come first, which keeps the trees shallow.
+weight up to the amount by which a maximum flow into b, from the roots of all other trees and from
+a, exceeds those other trees; Lovász's argument promises such an arc while the tree does not span.
+If only a smaller weight can continue, the tree continues with it and the rest is returned. One flow
+per arc that is tried; arcs near the root come first, which keeps the trees shallow.
 
 `fewer_trees` packs the trees of an all-reduce anew, so that few heavy trees replace many light
 ones.
@@ -62,6 +62,7 @@ def pack_trees(matrix: LongArray, demand: LongArray) -> list[PackedTree]:
         root = int(np.argmax(units[feed]))
         weight = int(grow_tree(capacities, feed, tree, root, left))
         if weight <= 0:
+            # Only a bug or demands that exceed the bound can lead here.
             raise AssertionError("no arc can be added though the flows promise one")
         trees.append(PackedTree(weight, root, tuple(tree.parent.tolist())))
         left -= weight
@@ -97,22 +98,25 @@ def grow_tree(capacities: Capacities, feed: LongArray, tree: _Tree, root: int, l
             a = tree.order[index]
             for arc in range(graph.arc_ptr[a], graph.arc_ptr[a + 1]):
                 b = graph.arc_head[arc]
+                # Node `count` feeds the flow; the others are skipped if they are in the tree.
                 if b == count or tree.parent[b] != -2:
                     continue
                 wanted = min(weight, units[arc])
                 if wanted <= best:
                     continue
-                # The largest weight of this arc: what a flow from the other roots and ``a`` into
-                # ``b`` exceeds the weights of the other trees by.
+                # The largest weight of this arc: the amount by which a flow from the other roots
+                # and ``a`` into ``b`` exceeds the weights of the other trees.
                 reset(capacities)
                 capacities.residual[feed[a]] = UNLIMITED
                 flow = max_flow(graph, capacities.residual, count, b, others + wanted)
                 if flow - others > best:
                     best, best_arc, best_from = flow - others, arc, a
+            # No arc can take more than the weight of the tree.
             if best == weight:
                 break
         if best <= 0:
             return 0
+        # The tree becomes lighter: its arcs and its root get the difference back.
         if best < weight:
             surplus = weight - best
             for index in range(1, size):
@@ -164,8 +168,8 @@ def fewer_trees(fabric: Fabric, mix: Mix[UndirectedEdges]) -> list[tuple[Fractio
         if len(best) <= ENOUGH or (len(best) <= FEW and step - last_gain > _IDLE_STEPS):
             break
         found = _packed_anew(fabric.matrix * scale, now, random)
-        # The program's own trees are many but hard to leave: the first steps go anywhere, and
-        # every fourth may go up by one.
+        # The linear program's own trees are a local minimum: the first steps accept anything, and
+        # every fourth step accepts one tree more.
         if step < 2 or len(found) <= len(now) + (step % 4 == 0):
             now = found
         if len(now) < len(best):
@@ -184,6 +188,7 @@ def _packed_anew(
     for weight, edges in trees:
         for tail, head in edges_from(edges, root):
             taken[tail, head] += weight
+    # Each pair of ranks uses its unused capacity in one direction only.
     unused = capacity - taken - taken.T
     above = np.triu(random.random((count, count)) < 0.5, 1)
     directed = above | np.tril(~above.T, -1)

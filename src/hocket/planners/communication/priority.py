@@ -1,9 +1,9 @@
 """Order of gradient all-reduces: wait-free, by priority, sliced; and the gain of each.
 
 Every order is simulated (`simulate/gradients.py`) on the layers' times and the rate of the planned
-all-reduce; slices are as large as a few sizes allow to be tried. Crossing the end of a step is left
-off where communication is under a fifth of computing, or where it gains less than one in a hundred:
-it costs hooks at every layer, and there is nothing to win.
+all-reduce. Slices get the best of a few sizes. Gradients that cross the end of a step are not
+used if communication takes less than a fifth of the compute time, or if the gain is below 1 %:
+they need hooks at every layer.
 """
 
 from __future__ import annotations
@@ -32,10 +32,13 @@ from hocket.simulate.gradients import (
 from hocket.simulate.parallel.batch_costs import gradients_of
 
 SLICES_BYTES = (40_000, 160_000, 640_000, 2_560_000)
+"""Sizes of slices that are tried."""
 _MOST_SLICES = 20_000
 """Most slices of all gradients: slices are simulated one by one, so smaller ones are not tried."""
 LEAST_GAIN = 1.01
+"""Smallest speedup for which priorities are used."""
 LEAST_COMMUNICATION = 0.2
+"""Smallest ratio of communication to compute time for which priorities are used."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,8 @@ class PropagationChoice:
 def layers_of(graph: Graph, op_s: FloatArray) -> list[LayerWork]:
     """Compute time and gradient size per parameter of a training step, ordered by first use.
 
-    A forward op belongs to the parameter that was used last, a backward op to that of the forward
-    op it comes from. What the optimizer does is left out: it is the same in every order.
+    A forward op belongs to the parameter that was used last, a backward op to that of its forward
+    op. Optimizer ops are left out, because they take equally long in every order.
     """
     first_use: dict[int, int] = {}
     for tensor in np.flatnonzero(graph.tensor_role == Role.PARAMETER).tolist():
@@ -89,7 +92,7 @@ def layers_of(graph: Graph, op_s: FloatArray) -> list[LayerWork]:
     is_backward = graph.op_phase == Phase.BACKWARD
     known = is_backward & (graph.partner >= 0)
     layer[known] = layer[graph.partner[known]]
-    # A backward op of no forward op runs between those of its neighbours.
+    # A backward op without forward op belongs to the same layer as the backward op before it.
     last = len(order) - 1
     for op in np.flatnonzero(is_backward).tolist():
         last = layer[op] = int(layer[op]) if known[op] else last
@@ -101,11 +104,12 @@ def layers_of(graph: Graph, op_s: FloatArray) -> list[LayerWork]:
 
 
 def choose_propagation(layers: Sequence[LayerWork], channel: GradientChannel) -> PropagationChoice:
-    """Simulate all orders and take the fastest that is worth its cost."""
+    """Simulate all orders and choose the fastest that is worth its cost."""
     computes_s = sum(layer.forward_s + layer.backward_s for layer in layers)
     num_bytes = sum(layer.gradient_bytes for layer in layers)
     travels_s = num_bytes / channel.rate_bps
     wait_free = GradientOrder("wait-free", by_priority=False, crosses=False)
+    # Slices without priorities are only shown for comparison, so one size is enough.
     fair_bytes = max(float(SLICES_BYTES[1]), num_bytes / _MOST_SLICES)
     unsliced = [
         GradientOrder("after backward", by_priority=False, crosses=False, overlaps=False),
@@ -138,6 +142,7 @@ def with_priority(problem: Problem, plan: Plan) -> Plan:
     if choice is None or not choice.chosen.how.crosses:
         return plan
     largest = max(int(problem.graph.tensor_bytes[gradients_of(problem.graph)].max(initial=4)), 4)
+    # A slice larger than the largest gradient would be the same as no slices.
     size = int(min(choice.chosen.how.slice_bytes, largest))
     return plan.having(Priority(slice_bytes=size, crosses=True))
 

@@ -44,12 +44,12 @@ from hocket.planners.communication.trees import (
 
 # Switches replaced by direct arcs between ranks, at no loss (Frank, 1988; Jackson, 1988).
 #
-# Where every place can send what it receives, arcs u→w and w→t of a switch w can be replaced, piece
-# by piece, by arcs u→t such that the flows into all ranks stay large enough, until w has none left
-# (Bang-Jensen, Frank and Jackson, 1995). How much of a pair can go is the least slack of the sets
-# that lose by it: those with w and a rank but neither u nor t, and those with u, t and a rank but
-# not w; two flows per rank. A switch with equal links is first tried as a clique of equal arcs,
-# which gives trees of one hop. O(links² · ranks) flows in all.
+# If every place can send as much as it receives, arcs u→w and w→t of a switch w can be replaced,
+# piece by piece, by arcs u→t such that the flows into all ranks stay large enough, until w has none
+# left (Bang-Jensen, Frank and Jackson, 1995). The amount of a pair that can be replaced is the
+# least slack of the sets that lose by it: those with w and a rank but neither u nor t, and those
+# with u, t and a rank but not w; two flows per rank. A switch with equal links is first tried as a
+# clique of equal arcs, which gives trees of one hop. O(links² · ranks) flows in all.
 
 
 class CannotSplitError(Exception):
@@ -120,6 +120,7 @@ class _State:
         each = int(into[near[0]]) if len(near) > 2 else 0
         if each == 0 or not (np.all(into[near] == each) and np.array_equal(into, out)):
             return False
+        # Multiplying all capacities keeps the equal parts of each link whole numbers.
         factor = len(near) - 1
         trial = self.capacity * factor
         trial[self.arc[near, switch]] = 0
@@ -127,6 +128,7 @@ class _State:
         pairs = [(int(u), int(t)) for u in near for t in near if u != t]
         for u, t in pairs:
             trial[self.arc[u, t]] += each
+        # A clique is only good if it loses no rate.
         if not reaches_all(self._split(trial, factor)):
             return False
         self.capacity, self.scale, self.needed = (
@@ -165,6 +167,7 @@ class _State:
                 whole, path = of_pair.pop()
                 if whole > piece:
                     of_pair.append((whole - piece, path))
+            # A route that returns to its start is dropped: it carries nothing anywhere.
             if u != t:
                 of_pair = self.routes.setdefault((u, t), [])
                 of_pair.append((piece, first_path + second_path))
@@ -215,6 +218,7 @@ def _slack(split: SplitGraph, u: int, w: int, t: int, most: int) -> int:
     residual = flows.residual
     for rank in range(split.num_ranks):
         for is_apart in range(2):
+            # With u or t as the rank this kind of set does not exist.
             if is_apart == 1 and rank in (u, t):
                 continue
             reset(flows)
@@ -242,7 +246,8 @@ def split_switch(split: SplitGraph, w: int, made: LongArray) -> int:
     for loops in range(2):
         for t in range(split.num_places):
             for u in range(split.num_places):
-                # Going back where one came from wastes capacity: only what nothing else can use.
+                # Arcs back to where they came from waste capacity, so they are made last, of what
+                # is left.
                 if (u == t) != (loops == 1) or w in (u, t):
                     continue
                 most = min(units[arc[u, w]], units[arc[w, t]])
@@ -395,6 +400,7 @@ class _Routes:
             edges = tuple(
                 (*pair, max(self._left[pair], key=self._left[pair].__getitem__)) for pair in pairs
             )
+            # The widest path of each edge splits the tree least often.
             piece = min(weight, *(self._left[a, b][path] for a, b, path in edges))
             for a, b, path in edges:
                 self._left[a, b][path] -= piece
@@ -422,6 +428,7 @@ def _over_links(
     routes = _Routes(
         ((arc.tail, arc.head), fabric.capacity[arc.channel], (index,))
         for index, arc in enumerate(fabric.arcs)
+        # An undirected link is listed once, by its arc from the smaller place.
         if arc.tail < arc.head
     )
     for weight, edges in trees:

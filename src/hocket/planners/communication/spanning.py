@@ -1,7 +1,7 @@
 """All-reduce at the optimum: a fractional packing of undirected spanning trees.
 
 On full-duplex links each tree reduces towards its root in one direction and broadcasts in the
-other, so an undirected link is taken once per unit. An edge of a tree is a link, or a path over
+other, so one unit uses an undirected link once. An edge of a tree is a link, or a path over
 switches; the cheapest tree under prices of the links is a minimum spanning tree over the cheapest
 paths. The prices at the optimum prove the bound; without switches it is the strength of the graph
 (Nash-Williams and Tutte, 1961). Derivation: `docs/design/020-collectives-as-packed-trees.md`.

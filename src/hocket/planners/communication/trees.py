@@ -47,7 +47,9 @@ def directed_tree(
     up = {(b, a): path for a, b, path in towards}
     return Tree(
         fabric.places[root],
+        # Weights become fractions of the message in `section_of`.
         weight,
+        # Reversed, so that the farthest ranks send first.
         reduce=_sends(fabric, [(b, a, up[a, b]) for a, b in reversed(edges_from(list(up), root))]),
         broadcast=_sends(fabric, [(a, b, down[a, b]) for a, b in edges_from(list(down), root)]),
     )
@@ -56,8 +58,10 @@ def directed_tree(
 def undirected_tree(
     fabric: Fabric, collective: Collective, weight: Fraction, root: int, edges: Sequence[Edge]
 ) -> Tree:
-    """A tree of full-duplex edges in any direction, used towards its root and away from it as the
-    collective requires."""
+    """Return a tree of full-duplex edges, listed in any direction.
+
+    It is used towards its root, away from it, or both, as the collective requires.
+    """
     path_of = {(a, b): path for a, b, path in edges}
     for a, b, path in edges:
         path_of[b, a] = tuple(fabric.opposite[arc] for arc in reversed(path))

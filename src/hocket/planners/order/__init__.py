@@ -28,7 +28,7 @@ from hocket.simulate.evaluate import Evaluator
 
 
 def bottom_level(problem: Problem, plan: Plan) -> Plan:
-    """The plan with priorities by bottom level."""
+    """Return the plan with priorities by bottom level."""
     to_end_s = levels(problem, placement_of(plan)).to_end_s
     return plan.ordered(priority=-to_end_s)
 
@@ -39,7 +39,8 @@ def bottom_level(problem: Problem, plan: Plan) -> Plan:
 
 
 def topological(problem: Problem, plan: Plan) -> Plan:
-    """The plan without an order or priorities of its own."""
+    """Return the plan without an order or priorities of its own."""
+    # Raises an error if the plan has no placement.
     placement_of(plan)
     return plan.ordered()
 
@@ -52,7 +53,7 @@ def topological(problem: Problem, plan: Plan) -> Plan:
 
 
 def earliest_start(problem: Problem, plan: Plan) -> Plan:
-    """The plan with priorities by earliest start."""
+    """Return the plan with priorities by earliest start."""
     found = levels(problem, placement_of(plan))
     sequence = np.lexsort((-found.to_end_s, found.from_start_s))
     return plan.ordered(priority=positions(sequence).astype(np.float64))
@@ -60,11 +61,11 @@ def earliest_start(problem: Problem, plan: Plan) -> Plan:
 
 # Critical-path refinement: simulate, prioritise the ops that delayed the step, repeat.
 #
-# Every round turns what the simulation showed into priorities: first the latest starts that go with
-# the transfer times as they were, waiting for links included; then, from the best order so far, the
-# ops on its critical path before all others by as long as they waited for their devices. A round
-# counts if the step gets shorter. After the scheduler-emulating refinement of ParDNN (Qararyah et
-# al., 2021), applied to the order. O(rounds · simulation).
+# Every round turns what the simulation showed into priorities. The first rounds use latest starts
+# under the simulated transfer times, waiting for links included. The others start from the best
+# order so far and run the ops on its critical path earlier, by as long as they waited for their
+# devices. A round counts if the step gets shorter. After the scheduler-emulating refinement of
+# ParDNN (Qararyah et al., 2021), applied to the order. O(rounds · simulation).
 
 _ROUNDS = 4
 _FEW_ROUNDS = 2
@@ -74,7 +75,7 @@ _NO_SLACK = 1e-9
 
 
 def critical_refined(problem: Problem, plan: Plan) -> Plan:
-    """The plan with priorities that were refined on its critical paths."""
+    """Return the plan with priorities that were refined on its critical paths."""
     return refined(Evaluator(problem), problem, plan)
 
 
@@ -91,6 +92,7 @@ def refined(evaluator: Evaluator, problem: Problem, plan: Plan) -> Plan:
         elif is_short:
             break
     for _ in range(0 if is_short else _ROUNDS):
+        # The evaluator holds the last trial, not the best order: run that one again.
         evaluator(device_of, best[1])
         priority = _raised(evaluator, best[1])
         score = evaluator(device_of, priority)
@@ -137,6 +139,7 @@ def best_order(problem: Problem, plan: Plan, names: Sequence[str] = tuple(ORDERS
     evaluator = Evaluator(problem)
     best, best_name, best_rank = plan, GIVEN, _rank(evaluator, plan)
     for name in names:
+        # Without an order the plan is in topological order already.
         if name == "topological" and plan.get(Order) is None:
             continue
         is_refined = name == "critical-refined"

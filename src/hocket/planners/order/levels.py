@@ -43,8 +43,8 @@ def fill_latest(
 ) -> None:
     """Fill the latest start of every op, from the last to the first.
 
-    ``by_start`` lists ops so that readers follow producers. ``free_s`` initially holds the end of
-    the step for each queue; it decreases if the ops of a queue are to keep their order.
+    ``by_start`` lists ops so that readers follow producers. ``free_s`` must hold the end of the
+    step for each queue; with ``keeps_order`` it is lowered to the start of the op that follows.
     """
     for transfer in range(runs.send_ptr[len(runs.device)]):
         arrival_s[transfers.place[transfer]] = transfer_end_s[transfer]
@@ -55,6 +55,8 @@ def fill_latest(
             for user in range(given.user_ptr[tensor], given.user_ptr[tensor + 1]):
                 read = given.user_read[user]
                 place = places.read_place[read]
+                # On the producer's device the tensor is there at once; elsewhere it takes as long
+                # as simulated.
                 sent_s = 0.0 if place == tensor else arrival_s[place] - op_end_s[op]
                 limit_s = min(limit_s, latest_s[places.reader[read]] - sent_s)
         latest_s[op] = limit_s - runs.duration_s[op]
@@ -75,6 +77,7 @@ def levels(problem: Problem, device_of: IntArray) -> Levels:
     """Compute the levels of every op."""
     graph, tasks = problem.graph, task_table(problem)
     sent = np.repeat(np.arange(graph.num_tensors), np.diff(graph.user_ptr))
+    # The appended 0 stands for tensors without a producer, whose index is -1.
     src, dst = np.append(device_of, 0)[graph.tensor_producer[sent]], device_of[graph.users]
     transfer_s = tasks.latency_s[src, dst] + tasks.work[sent] * tasks.unit_s[src, dst]
     edge_s = np.where(src == dst, 0.0, transfer_s)

@@ -1,1 +1,1 @@
-"""Waves: microbatches of one training step that overlap on the same devices (Wavelet)."""
+"""Waves: microbatches of one training step that overlap on the same devices (Wavelet, 2021)."""

@@ -170,6 +170,7 @@ def even_cuts(problem: Problem, count: int) -> tuple[int, ...]:
         if len(places):
             nearest = (np.argmin(abs(passed[places - 1] - i / count)) for i in range(1, count))
             found = tuple(sorted({int(places[at]) for at in nearest}))
+            # Several targets may have the same nearest place; then there are too few cuts.
             if len(found) == count - 1:
                 return found
     return ()
@@ -190,10 +191,11 @@ def round_robin(problem: Problem, cuts: tuple[int, ...], wave_samples: int) -> R
     graph, stage = wave.graph, stages_of(wave.graph, cuts)
     passes = graph.op_phase != Phase.OPTIMIZER
     seconds = np.zeros((2, count))
+    # Round robin needs equal devices, so the first one stands for all.
     row = int(problem.costs.device_row[0])
     np.add.at(seconds, (graph.op_phase[passes], stage[passes]), wave.costs.op_s[row, passes])
     weights, lasting = _partition_bytes(problem, stage, count)
-    # The simulation holds all partitions with their gradients: what is left is activations.
+    # The simulation holds all partitions with their gradients; without them, activations remain.
     made = int(timeline.peak_bytes.max()) - int(lasting.sum()) - int(weights.sum())
     route = host_route(problem.cluster, problem.cluster.devices[0])
     largest = int(weights.max())
@@ -203,7 +205,8 @@ def round_robin(problem: Problem, cuts: tuple[int, ...], wave_samples: int) -> R
         slot_s=float(seconds.max()),
         fetch_s=route.latency_s + largest / route.in_bps,
         num_slots=2 * count,
-        # Gradients of a partition are as large as it; each device holds the state of one.
+        # Two partitions and gradients of one are three times the largest partition. Each device
+        # holds the optimizer state of one partition.
         peak_bytes=max(made, 0) + 3 * largest + int(lasting.sum() - weights.sum()) // count,
     )
 

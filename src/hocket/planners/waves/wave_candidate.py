@@ -66,6 +66,7 @@ def wave_sequence(graph: Graph, passes: IntArray, timeline: Timeline) -> WaveSeq
     wave, op = np.nonzero(passes >= 0)
     number = passes[wave, op]
     order = np.lexsort((number, timeline.op_start_s[number]))
+    # Views start no kernel, so they neither wait nor are awaited.
     works = ~graph.only_looks[op[order]]
     ops = [WaveOp(*at) for at in zip(wave[order].tolist(), op[order].tolist(), strict=True)]
     position = {at: place for place, at in enumerate(ops)}
@@ -82,7 +83,8 @@ def wave_sequence(graph: Graph, passes: IntArray, timeline: Timeline) -> WaveSeq
         others = np.flatnonzero((stream != one) & works)
         needed = np.maximum.accumulate(np.where(stream == one, need, -1))[own]
         least = np.searchsorted(others, needed, "right") - 1
-        # The last op of the other stream that began before this one may still run.
+        # The last op of the other stream that began before this one may still run, so waiting for
+        # it could block; the op before it has ended.
         over = np.searchsorted(others, own) - 2
         passed = -1
         for place, at_least, at_most in zip(own, least, over, strict=True):
@@ -93,7 +95,7 @@ def wave_sequence(graph: Graph, passes: IntArray, timeline: Timeline) -> WaveSeq
 
 
 def _sums(graph: Graph, num_waves: int) -> Iterator[tuple[WaveOp, WaveOp]]:
-    """Waiting and awaited ops, so that gradients are summed in the order of the waves."""
+    """Yield waiting and awaited ops, so that gradients are summed in the order of the waves."""
     is_made = (graph.tensor_role == Role.GRADIENT) & (graph.tensor_producer >= 0)
     makers = np.unique(graph.tensor_producer[is_made])
     makers = makers[graph.op_phase[makers] != Phase.OPTIMIZER]
@@ -146,7 +148,7 @@ def simulated(problem: Problem, parallel: Parallel, waves: Waves | None = None) 
     is_replayed = problem.costs.settings.get("launches") == "replayed"
     if waves is None or waves.changes == "wave" or not is_replayed:
         return found
-    # The separate memory follows from a first simulation, and the second one holds it.
+    # The bytes of separate memory follow from a first simulation; the second one counts them.
     num_waits = len(wave_sequence(problem.graph, step.passes[0], timeline).waits)
     waves = replace(waves, separate_bytes=found.memory.separate_bytes)
     step, timeline = simulate_parallel(problem, parallel, None, waves)
@@ -180,7 +182,7 @@ def busy_shares(problem: Problem, num_samples: int) -> tuple[float, float]:
 
 
 def two_stream_candidate(problem: Problem, candidates: Iterable[Candidate]) -> list[Candidate]:
-    """The fastest candidate with microbatches, run as two waves; empty if that is not faster.
+    """Return the fastest candidate with microbatches as two waves; empty if that is not faster.
 
     A plan with microbatches has them because the batch does not fit at once, which is where waves
     can gain. Waves are simulated only if kernels leave some of device and host free. O(3
@@ -210,7 +212,7 @@ def two_stream_candidate(problem: Problem, candidates: Iterable[Candidate]) -> l
 
 
 def fastest_within(candidates: Sequence[WaveCandidate], most_bytes: int) -> WaveCandidate | None:
-    """The fastest candidate with a peak of at most ``most_bytes``; None if there is none."""
+    """Return the fastest candidate with a peak of at most ``most_bytes``; None if there is none."""
     fitting = [each for each in candidates if each.peak_bytes <= most_bytes]
     return min(fitting, key=lambda each: (each.step_s, each.peak_bytes), default=None)
 

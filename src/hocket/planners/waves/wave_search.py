@@ -89,6 +89,7 @@ class WaveFit:
     @property
     def _overlapping(self) -> list[WaveCandidate]:
         whole = len(pass_order(self.problem.graph))
+        # A lead of a whole pass means that the waves do not overlap.
         return [each for each in self.tried if each.waves is not None and each.waves.lead < whole]
 
     @property
@@ -220,6 +221,7 @@ def _search(
 
     def shortest(lead: int) -> tuple[float, ...]:
         found = tried[lead]
+        # Bytes beyond the budget come first, so an infeasible start never beats a feasible one.
         return max(found.peak_bytes - budget_bytes, 0), found.step_s, found.peak_bytes
 
     def smallest(lead: int) -> tuple[float, ...]:
@@ -227,6 +229,7 @@ def _search(
 
     attempt(np.linspace(0.0, 1.0, _FIRST_TRIES))
     objectives: tuple[Callable[[int], tuple[float, ...]], ...] = (shortest, smallest)
+    # The second search finds the smallest memory, for the message if nothing fits.
     for objective in objectives:
         step = 1.0 / (_FIRST_TRIES - 1)
         for _ in range(_FINER):
@@ -246,6 +249,7 @@ def exchange_share(candidate: WaveCandidate) -> float:
     sends = timeline.op_stream == Stream.COMMUNICATION
     if not sends.any():
         return 0.0
+    # The part of the step in which the busiest device is idle limits the exposed exchange.
     alone_s = timeline.makespan_s - timeline.busy_s.max()
     length_s = np.where(sends, timeline.op_end_s - timeline.op_start_s, 0.0)
     on_device = np.bincount(timeline.op_device, length_s, timeline.num_devices)
