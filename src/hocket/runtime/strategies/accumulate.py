@@ -1,8 +1,9 @@
 """Gradient accumulation: run a batch as microbatches, one after the other or in waves.
 
-The loss of each microbatch is weighted by its number of samples, so the accumulated gradient is
-that of the mean over the batch. Only the activations of one microbatch are held at a time. Batch
-norms see one microbatch at a time, as in any PyTorch loop that accumulates gradients.
+The loss of each microbatch is weighted by its number of samples, so the accumulated gradient is the
+gradient of the mean loss over the batch. Only the activations of one microbatch are held at a time.
+Batch norms normalize each microbatch separately, as in any PyTorch loop that accumulates gradients.
+`join_outputs` combines the outputs of the microbatches.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ class Accumulated(Strategy):
         seed: int | None = None,
         waves: WaveRunner | None = None,
     ) -> None:
-        """``sizes`` are proportions. Without a ``seed``, draws continue PyTorch's generator.
+        """``sizes`` are the proportions of the microbatches.
 
-        ``waves`` runs the microbatches in two waves.
+        Without a ``seed``, random draws continue PyTorch's generator. ``waves``, if given, runs the
+        microbatches instead of ``inner``.
         """
         self.inner, self._sizes, self._count = inner, tuple(sizes), task.count
         self._waves, self._device, self._seed = waves, task.device, seed
@@ -67,7 +69,7 @@ class Accumulated(Strategy):
             self.inner.feed(reducer)
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Let updates wait for all microbatches, unless each wave has an update."""
+        """Defer updates until all microbatches have run, unless each wave is an update."""
         if self._waves is not None:
             self._waves.expect(optimizer)
 
@@ -103,6 +105,7 @@ class Accumulated(Strategy):
         batches, shares = microbatches(batch, self._sizes, self._count)
         parts: list[StepOutput] = []
         for each, share in zip(batches, shares, strict=True):
+            # Only the last microbatch completes the gradients that the reducer sums.
             is_last = len(parts) + 1 == len(batches)
             reducer = None if is_last else self._reducer
             with nullcontext() if reducer is None else reducer.no_sync():
@@ -110,7 +113,7 @@ class Accumulated(Strategy):
         return join_outputs(parts, shares, [num_rows(each) for each in batches])
 
     def evaluate(self, batch: Any) -> StepOutput:
-        """Return the loss of the batch in one forward pass, which needs little memory."""
+        """Return the loss of the batch, in one forward pass without microbatches."""
         return self.inner.evaluate(batch)
 
     def predict(self, batch: Any) -> Any:
@@ -137,7 +140,7 @@ def join_outputs(
     """Join the outputs of the parts of a batch.
 
     Losses and scalars become means weighted by ``shares``. Tensors with one row per sample are
-    concatenated. Any other value is that of the last part.
+    concatenated. Any other value is taken from the last part.
     """
     loss = _weighted_sum([part.loss.detach() for part in parts], shares)
     return StepOutput(loss, join_trees([part.outputs for part in parts], shares, rows))

@@ -1,9 +1,9 @@
 """Split a batch into the samples of replicas and microbatches, and weight their losses.
 
-Every rank is given the full batch. Samples are split as planned; a batch of another size is split
-in the same proportions. The loss of each part is weighted by its number of samples, or by ``count``
-of the part if given, so that the sum over ranks is the mean over the batch and not a mean of
-means.
+Every rank gets the full batch. Samples are split as planned; a batch of another size is split in
+the same proportions. The loss of each part is weighted by its number of samples, or by the user's
+``count`` of the part. The sum of the weighted losses over ranks is thus the mean over the batch,
+and not a mean of means.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Count = Callable[[Any], float | torch.Tensor]
 
 
 def split_rows(num_rows: int, split: Sequence[int]) -> list[range]:
-    """Return the samples of each part, as proportional to ``split`` as possible, at least one each.
+    """Return the samples of each part, proportional to ``split``, with at least one per part.
 
     Raises `UsageError` if there are fewer samples than parts.
     """
@@ -33,6 +33,7 @@ def split_rows(num_rows: int, split: Sequence[int]) -> list[range]:
         )
     parts, start = [], 0
     for index in range(len(split)):
+        # Rounding the cumulative sum, not each part, makes the parts add up to all rows.
         exact = round(num_rows * sum(split[: index + 1]) / sum(split))
         # One sample at least for this part and for each that follows.
         stop = min(max(exact, start + 1), num_rows - (len(split) - index - 1))
@@ -50,7 +51,7 @@ def num_rows(batch: Any) -> int:
 
 
 def take_rows(batch: Any, rows: range) -> Any:
-    """Return the samples ``rows`` of a batch; tensors without dimensions are kept in every part."""
+    """Return the samples ``rows`` of a batch; scalar tensors are part of every result."""
     total = num_rows(batch)
     parts: dict[int, torch.Tensor] = {}
     for name, tensor in batch_tensors(batch):
@@ -92,8 +93,10 @@ def microbatches(
 
 
 def has_ignored_labels(batch: Any) -> bool:
-    """True if some labels are -100: losses ignore them, so a mean over tokens weights samples
-    unequally."""
+    """True if some labels are -100, the default ``ignore_index`` of cross-entropy.
+
+    A mean over tokens then weights samples unequally.
+    """
     for name, tensor in batch_tensors(batch):
         is_label = name.rpartition(".")[2] in ("labels", "label", "targets", "target")
         if is_label and tensor.dtype == torch.int64 and bool((tensor == -100).any()):

@@ -1,8 +1,9 @@
-"""Training within a memory budget on one device: a plan's memory section, or the fastest that fits.
+"""Training within a memory budget on one device: by a given memory plan, or the fastest that fits.
 
-Tensors that do not fit are offloaded to the host or recomputed. Plans are checked by a dry run
-before one is chosen. Torch offers saved-tensor hooks and activation checkpointing, on which this
-stands, but nothing that chooses what to move or recompute for a number of bytes.
+Tensors that do not fit are offloaded to the host or recomputed. `budget_strategy` traces the step,
+simulates memory plans, checks the best ones by dry runs, and caches the chosen plan. Models that
+cannot be traced get the minimum-memory policy without a dry run. Torch offers saved-tensor hooks
+and activation checkpointing, but does not choose what to offload or recompute for a budget.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def budget_strategy(
 
 
 def _planned_budget(task: TrainingTask, problem: Problem, plan: Plan) -> BudgetedModel:
-    """Execute the memory section of a plan that was made for exactly this training step."""
+    """Return the strategy of a plan's memory section; refuses a plan for another step."""
     section = plan[Memory]
     if task.options.async_update and not section.async_update:
         raise UsageError(
@@ -102,7 +103,7 @@ def _planned_budget(task: TrainingTask, problem: Problem, plan: Plan) -> Budgete
 
 
 def _minimum_bytes(dry_runs: DryRuns, problem: Problem, section: Memory) -> int | None:
-    """Return the peak of the minimum-memory plan; None if the model cannot follow it."""
+    """Return the peak of the minimum-memory plan; None if the model cannot run it."""
     alone = on_one_device(problem)
     in_chunks = supports_chunked_loss(dry_runs.task.model, dry_runs.graph)
     smallest = find_frontier(problem, alone, in_chunks=in_chunks).smallest.memory
@@ -116,7 +117,7 @@ def _minimum_bytes(dry_runs: DryRuns, problem: Problem, section: Memory) -> int 
 def _fastest_within(
     task: TrainingTask, on: str | Path | Cluster, budget_bytes: int, doing: Progress
 ) -> Prepared:
-    """Prepare the fastest memory plan that keeps a budget, from the cache or searched now."""
+    """Prepare the fastest memory plan within a budget, from the cache or by a search."""
     device, options = task.device, task.options
     doing.stage("trace the step")
     try:
@@ -160,6 +161,7 @@ def _fastest_within(
     else:
         found, is_confirmed = recalled
     plan = alone.having(found.section).claiming(step_s=found.step_s)
+    # A time predicted for other hardware must not be compared with measured steps.
     if is_emulated(problem, alone, device):
         found = found._replace(step_s=None)
     doing.stage("move parameters to where they are kept")

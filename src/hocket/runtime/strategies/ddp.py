@@ -1,15 +1,15 @@
-"""Data parallelism around another strategy: each rank trains on its rows of the batch.
+"""Data parallelism around another strategy: each rank trains on its local batch.
 
-Not torch's DDP: replicas may differ in batch size, stages and stage boundaries, and traced steps
-are replayed without autograd, whose hooks DDP needs. The loss of a rank is weighted by its part of
-the batch before the backward pass. `GradientReducer` sums gradients over ranks during the last
-backward pass of an update. So the result is the gradient of the mean over the batch, however the
-batch is split.
+The loss of a rank is weighted by its fraction of the batch before the backward pass, and
+`GradientReducer` sums gradients over ranks during the last backward pass of an update. The result
+is the gradient of the mean over the batch, however the batch is split. With ZeRO 1 and 2
+(Rajbhandari et al., 2020) each parameter is owned by one replica. Its gradient is reduced to the
+owner, the owner's optimizer updates it, and the new weight is broadcast. `PriorityDataParallel`
+sends gradients by priority (P3), and `join_batch_norms` sums batch-norm statistics over ranks.
 
-With ZeRO 1 and 2 (Rajbhandari et al., 2020) each parameter has an owner among the replicas. Its
-gradient is reduced to the owner alone, whose optimizer updates it and keeps its state; the new
-weight is broadcast. Not torch's ZeroRedundancyOptimizer: it replaces the user's optimizer by one
-that it constructs.
+Torch's DDP is not used, because replicas may differ in batch size and stages, and because traced
+steps run without autograd, whose hooks DDP needs. Torch's ZeroRedundancyOptimizer is not used,
+because it replaces the user's optimizer by one that it constructs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from hocket.runtime.trace_options import Weight
 
 
 class DataParallel(Strategy):
-    """Ranks that each train on their own samples of one batch."""
+    """Data parallelism: every rank trains on its local batch, and gradients are summed."""
 
     _has_reducer = True
 
@@ -57,9 +57,9 @@ class DataParallel(Strategy):
         cuts: Mapping[int, TensorCut],
         pipeline: Pipeline | None,
     ) -> None:
-        """``inner`` trains the samples of this rank; with ZeRO 3 it reduces gradients itself.
+        """``inner`` trains the local batch of this rank; with ZeRO 3 it reduces gradients itself.
 
-        ``cuts`` maps the id of a parameter to how tensor parallelism splits it.
+        ``cuts`` maps the id of a tensor-parallel parameter to its split.
         """
         self.inner, self._model, self._mesh = inner, task.model, part.mesh
         self._has_budget = task.memory is not None
@@ -70,7 +70,7 @@ class DataParallel(Strategy):
         is_replicated = len(self._batch_split) > 1
         norms = batch_norms_in_training(task.model)
         self._has_own_statistics = is_replicated and not part.joins_norms and bool(norms)
-        """True if each replica has its own batch-norm statistics; the first one's are used."""
+        """True if batch-norm statistics differ between replicas; evaluation uses replica 0's."""
         self.predicted_s, self.lost = task.predicted_s, inner.lost
         self.tensors: Mapping[str, torch.Tensor] = inner.tensors
         self._stages = self._stages_everywhere()
@@ -81,11 +81,11 @@ class DataParallel(Strategy):
         self._is_reduced = True
         """True if the current gradients are already summed over all ranks."""
         self._is_last = True
-        """True if the next batch is the last one of its update."""
+        """True if the next batch is the last microbatch before the optimizer step."""
         self._pending: list[Any] = []
         """Asynchronous loss sums that are not finished yet."""
         self.owner_of = self._owners() if part.zero in (1, 2) and is_replicated else {}
-        """The replica that updates each parameter, by the parameter's id; empty if all do."""
+        """Replica that updates a parameter, by the parameter's id; empty if all replicas do."""
         self._reducer: GradientReducer | None = None
         if self._has_reducer and part.zero != 3 and is_replicated:
             self._reducer = self._make_reducer(task)
@@ -116,7 +116,7 @@ class DataParallel(Strategy):
         self._start_update()
         with self._own_rng(step), self._reducing():
             found = self.inner.train(rows, step, weight * part)
-        # Gradients are waited for before anyone reads the loss, so its sum may overlap.
+        # `_reduce` waits for gradients and loss before the loss is read, so its sum may overlap.
         is_async = self._is_last and self._reducer is not None
         return StepOutput(self._mean_loss(found.loss, part, is_async=is_async), found.outputs)
 
@@ -133,7 +133,7 @@ class DataParallel(Strategy):
         return StepOutput(self._mean_loss(found.loss, part), found.outputs), timings
 
     def forward(self, batch: Any, step: int) -> StepOutput:
-        """Return the loss of the full batch; ``backward()`` goes through this rank's samples."""
+        """Return the loss of the full batch; its ``backward()`` uses this rank's samples only."""
         if self.owner_of or self._has_budget:
             raise UsageError(
                 "ranks that share the optimizer's states (ZeRO 1 and 2) or keep a memory budget do "
@@ -147,11 +147,13 @@ class DataParallel(Strategy):
         with self._own_rng(step):
             found = self.inner.forward(rows, step)
         whole = self._mean_loss(found.loss.detach(), part)
+        # The value is the loss of the full batch, the gradient is that of this rank's part.
         own: torch.Tensor = _ReducedAfter.apply(found.loss * part, self._reduce)  # type: ignore[no-untyped-call]
         return StepOutput(own + (whole - own.detach()), found.outputs)
 
     def evaluate(self, batch: Any) -> StepOutput:
         """Return the loss of the full batch, computed from the samples of all ranks."""
+        # Too few samples for all replicas: each one evaluates the full batch.
         if num_rows(batch) < len(self._batch_split):
             return self.inner.evaluate(batch)
         rows, part = self._own_rows(batch)
@@ -174,7 +176,7 @@ class DataParallel(Strategy):
     # ── updates ──────────────────────────────────────────────────────────────────────────────
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Let updates wait for the gradients of all ranks, unless each wave has an update."""
+        """Defer updates until gradients of all ranks are summed, unless each wave is an update."""
         self.inner.expect(optimizer if self._updates_in_waves else None)
 
     def set_requires_gradient_sync(self, is_required: bool) -> None:
@@ -237,7 +239,7 @@ class DataParallel(Strategy):
     def clip(self, max_norm: float) -> None:
         """Clip by the norm of all gradients of all ranks, each counted once."""
         self._reduce()
-        # In double precision, since ranks sum squares in another order than one process.
+        # In float64, because ranks sum the squares in another order than one process does.
         square = torch.zeros((), dtype=torch.float64, device=self._mesh.device)
         held = [(p, _local(p.grad)) for p in self._held() if p.grad is not None]
         for parameter, gradient in held:
@@ -245,6 +247,7 @@ class DataParallel(Strategy):
                 norm = torch.linalg.vector_norm(gradient, dtype=torch.float64)
                 square += norm.square().to(square.device)
         dist.all_reduce(square)
+        # The same epsilon as in torch.nn.utils.clip_grad_norm_.
         scale = torch.clamp(max_norm / (square.sqrt() + 1e-6), max=1.0)
         for _, gradient in held:
             gradient.mul_(scale.to(gradient.device, gradient.dtype))
@@ -273,6 +276,7 @@ class DataParallel(Strategy):
             stage = self._stages[id(parameter)][self._mesh.data_rank]
             replicas = range(len(self._batch_split))
             owner = min(replicas, key=lambda replica: load.get((stage, replica), 0))
+            # Load is counted per stage, because stages update at the same time on different ranks.
             load[stage, owner] = load.get((stage, owner), 0) + parameter.numel()
             found[id(parameter)] = owner
         return found
@@ -307,7 +311,10 @@ class DataParallel(Strategy):
         return rows, loss_weights(batch, parts, self._count)[own]
 
     def _start_update(self) -> None:
-        """Start an update: reduced gradients stay on one replica, so that they are counted once."""
+        """Start an update: drop already reduced gradients on all replicas but the owner.
+
+        The next reduction would otherwise count them once per replica.
+        """
         if self._is_reduced and self._reducer is not None:
             for parameter in self._held():
                 if not self._is_own(parameter):
@@ -316,7 +323,7 @@ class DataParallel(Strategy):
         self._is_reduced = False
 
     def _own_rng(self, step: int) -> Any:
-        """Seed random draws of a step equally on tensor-parallel ranks and differently on replicas.
+        """Seed draws of a step: equally on tensor-parallel ranks, differently on replicas.
 
         Outside the context the generator has the same state on all ranks, so that they shuffle data
         equally.
@@ -325,7 +332,7 @@ class DataParallel(Strategy):
         return seeded_rng(draw_seed(self._seed, step, place), self._mesh.device)
 
     def _waited_s(self) -> float:
-        """Return the seconds in which this rank has waited for other stages so far."""
+        """Return the seconds that this rank has waited for other stages so far."""
         return self._pipeline.channels.waited_s if self._pipeline is not None else 0.0
 
     def _broadcast_statistics(self) -> None:
@@ -347,7 +354,7 @@ class DataParallel(Strategy):
         return whole
 
     def _root_of(self, parameter: nn.Parameter) -> int | None:
-        """Return the only rank that needs the sum of a gradient; None if all do."""
+        """Return the rank to which a gradient is reduced; None for an all-reduce."""
         return self._data_peer(self.owner_of[id(parameter)]) if self.owner_of else None
 
     def _data_peer(self, replica: int) -> int:
@@ -382,7 +389,8 @@ class PriorityDataParallel(DataParallel):
     """Data parallelism whose next step starts while gradients are in flight (P3).
 
     `hocket.runtime.collectives.priority_sync` works by hooks of modules and parameters, so the
-    model itself is run, not a traced step. Torch's DDP waits for all gradients before the update.
+    model itself is run, not a traced step. Torch's DDP, in contrast, waits for all gradients before
+    the update.
     """
 
     _has_reducer = False
@@ -393,7 +401,7 @@ class PriorityDataParallel(DataParallel):
         self._propagation = task.start_propagation()
 
     def _own_rows(self, batch: Any) -> tuple[Any, float]:
-        # Propagation takes the mean over ranks, and `part` weights a sum.
+        # `Propagation` averages over ranks, whereas `part` is the weight of a term in a sum.
         rows, part = super()._own_rows(batch)
         return rows, part * len(self._batch_split)
 
@@ -431,7 +439,7 @@ class PriorityDataParallel(DataParallel):
 def priority_obstacle(
     model: nn.Module, optimizer: torch.optim.Optimizer, options: LoopOptions
 ) -> str:
-    """Return why gradients cannot be sent by priority here; empty if they can."""
+    """Return the reason why gradients cannot be sent by priority, or an empty string."""
     trained = {parameter for parameter in model.parameters() if parameter.requires_grad}
     updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     reasons = {
@@ -479,6 +487,7 @@ def _joined_forward(alone: Callable[..., torch.Tensor], group: Any) -> Callable[
         shape = [1, -1] + [1] * (x.dim() - 2)
         centred = x - mean.view(shape)
         variance = all_reduce_both(centred.square().sum(dims), group) / count
+        # Running variances are unbiased in PyTorch, the normalization itself is biased.
         _update_statistics(self, mean, variance * (count / (count - 1)))
         out = centred * (variance + self.eps).rsqrt().view(shape)
         if self.affine:

@@ -1,11 +1,11 @@
 """Strategies that call the model itself: on one device, placed by modules, or compiled.
 
-`PlacedModules` is for models that cannot be traced op by op, because their control flow depends on
-data or their gradients have no fixed size. Each module with ops of its own is placed on one device.
-Its inputs are copied to that device, and its outputs to the device of the calling module. Autograd
-runs the backward pass, so the numbers are those of plain PyTorch. Modules do not overlap, and the
-plan's op order, splits within modules and CUDA graph replay are lost. `CompiledModel` runs kernels
-of ``torch.compile``.
+`EagerModel` calls the model on one device. `PlacedModules` is for models that cannot be traced op
+by op, because their control flow depends on data or their gradients have no fixed size. Each module
+with ops of its own is placed on one device; its inputs are copied to that device, and its outputs
+to the device of the calling module. Autograd runs the backward pass, so the results are those of
+plain PyTorch. Modules do not overlap, and the plan's op order, splits within modules and CUDA graph
+replay are lost. `CompiledModel` runs kernels of ``torch.compile`` in CUDA graphs of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from hocket.runtime.trace_options import TraceOptions, Weight, in_mode
 
 
 class EagerModel(Strategy):
-    """A model that runs its own code for every batch."""
+    """Strategy that calls the model's own code for every batch."""
 
     def __init__(
         self, model: nn.Module, recipe: TraceOptions, device: torch.device | None = None
@@ -55,7 +55,7 @@ class EagerModel(Strategy):
         return (self._recipe.forward or apply_model)(self._model if model is None else model, batch)
 
     def clip(self, max_norm: float) -> None:
-        """Clip the gradients of the parameters that the model has now."""
+        """Clip gradients by their norm, over the parameters that the model has at present."""
         nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
 
     def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
@@ -118,18 +118,20 @@ def _place_modules(model: nn.Module, device_of_path: Mapping[str, torch.device])
                 tensor.data = tensor.data.to(device)
         caller = device_of_path[path.rpartition(".")[0]] if path else device
         module.register_forward_pre_hook(_bring_inputs(device), with_kwargs=True)
+        # The caller's ops expect results on the caller's device.
         if caller != device:
             module.register_forward_hook(_bring_result(caller))
 
 
 def module_devices(model: nn.Module, graph: Graph, device_of: IntArray) -> dict[str, int]:
-    """Return the device of each module: the one with most of its forward work, else its caller's.
+    """Return the device of each module: that of most of its forward work, or of its parent.
 
     Modules that share a parameter are placed on the device of the first of them.
     """
     work: dict[str, Counter[int]] = {}
     for op in range(graph.num_ops):
         if graph.op_phase[op] == Phase.FORWARD:
+            # One more, so that ops without bytes count too.
             weight = 1 + int(graph.bytes_touched[op])
             work.setdefault(graph.module_of(op), Counter())[int(device_of[op])] += weight
     first = next((int(device) for device in device_of), 0)
@@ -165,9 +167,9 @@ class _CapturedPasses(NamedTuple):
 class CompiledModel(EagerModel):
     """A model on one device whose steps run kernels of ``torch.compile``.
 
-    The CUDA graphs of ``torch.compile`` itself hold one pass each and leave the update to the host,
-    which takes longer than both passes of a small model. Here forward and backward are one graph
-    and the update another one (`ReplayedUpdate`), so the host launches twice per step.
+    The CUDA graphs of ``torch.compile`` itself contain one pass each, and the host launches the
+    update, which takes longer than both passes of a small model. Here forward and backward are one
+    graph and the update another one (`ReplayedUpdate`), so the host launches twice per step.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
 """Sharded data parallelism (ZeRO 3) by PyTorch's FSDP2.
 
-Every layer of the model is a unit: its weights are gathered before the layer runs and resharded
-after it. FSDP2 works by hooks of modules, so the model itself is run, not a traced step. FSDP2
-replaces parameters by shards, and the user's optimizer gets the shards in their place.
+Every layer of the model is an FSDP unit: its weights are gathered before the layer runs and
+resharded after it. FSDP2 works by module hooks, so the model itself is run, not a traced step.
+FSDP2 replaces parameters by shards, so the parameter groups of the user's optimizer are changed to
+the shards. Shards can be offloaded to the host, and chosen modules recomputed.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ class ShardedModel(EagerModel):
         recomputed: Sequence[str] = (),
         is_offloaded: bool = False,
     ) -> None:
-        """``axis`` is the mesh of the replicas; ``recomputed`` modules save only their input.
+        """``axis`` is the data-parallel mesh; ``recomputed`` modules save only their input.
 
-        With ``is_offloaded``, shards and the optimizer's states are kept on the host.
+        With ``is_offloaded``, shards and optimizer states are on the host.
         """
         before = {id(parameter): name for name, parameter in model.named_parameters()}
         _refuse_states(optimizer)
@@ -72,6 +73,7 @@ class ShardedModel(EagerModel):
                 # and not averaged. Gloo has no sum that multiplies by a factor.
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
+        # Shards are new objects under the old names.
         after = dict(model.named_parameters())
         for group in optimizer.param_groups:
             group["params"] = [after[before[id(parameter)]] for parameter in group["params"]]
@@ -82,8 +84,7 @@ class ShardedModel(EagerModel):
 
 
 def _recompute(module: nn.Module) -> None:
-    """Let a module save only its input, and recompute its other activations in the backward
-    pass."""
+    """Patch a module's forward with activation checkpointing: only its input is saved."""
     forward, state = module.forward, ModuleState([module])
 
     def called(*args: Any, **kwargs: Any) -> Any:

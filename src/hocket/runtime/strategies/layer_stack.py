@@ -1,7 +1,8 @@
 """The layer stack of a model: its longest list of modules.
 
-Models are mostly a list of equal blocks with something before and after it:
-``model.transformer.h``, ``nn.Sequential``, a ``ModuleList``.
+Most models are a list of equal blocks between an input and an output part, such as
+``model.transformer.h``. `find_stack` returns the longest `nn.Sequential` or `nn.ModuleList`, and
+`layer_of` the number of the layer that contains a module.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ _NUMBERED = re.compile(r"[0-9]+")
 
 
 def find_stack(model: nn.Module) -> tuple[str, int]:
-    """Return path and length of the longest list of modules; the outermost if several are as
-    long."""
+    """Return path and length of the longest list of modules; of equal ones the outermost."""
     found = _lists(model)
     if not found:
         raise UsageError(
@@ -25,6 +25,7 @@ def find_stack(model: nn.Module) -> tuple[str, int]:
             hint="keep its layers in nn.Sequential or nn.ModuleList, or plan without a pipeline: "
             "hocket parallel … --fix pipeline=1",
         )
+    # `max` returns the first of equal entries, and `named_modules` yields outer modules first.
     length, path = max(found, key=lambda entry: entry[0])
     return path, length
 

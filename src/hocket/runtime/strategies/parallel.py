@@ -1,9 +1,11 @@
 """Compose the strategy of a parallel plan from tensor, pipeline and data parallelism.
 
-Tensor parallelism changes the model's layers before anything is traced, a pipeline cuts the traced
-step, and data parallelism wraps either. All ranks run the same script on the same batches, and each
-rank takes its samples. A plan either splits a batch over replicas of a captured graph, each with
-its own stages and microbatches, or states degrees of parallelism.
+Tensor parallelism changes the model's layers before tracing, a pipeline cuts the traced step into
+stages, and data parallelism wraps the result. All ranks run the same script on the same batches,
+and each rank selects its samples. There are two types of plans: degrees of parallelism (dp, tp,
+pp), and a batch split over replicas of a captured graph with individual stages and microbatches.
+The file also loads weights of meta-device models, and refuses models and batches that do not match
+the plan.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ from hocket.transformer import ParallelConfig
 
 
 def parallel_strategy(task: ParallelTask, problem: Problem, plan: Plan) -> Strategy:
-    """Prepare this rank's part of a plan; refuses another model or batch than the planned one."""
+    """Prepare this rank's part of a plan; refuses a model or batch that differs from the plan."""
     task = replace(task, predicted_s=predicted_s(problem, plan, task.device))
     parallel = plan[Parallel]
     if parallel.layers is None:
@@ -86,9 +88,10 @@ def parallel_strategy(task: ParallelTask, problem: Problem, plan: Plan) -> Strat
 
 
 def stated_degrees_strategy(task: ParallelTask, config: ParallelConfig) -> Strategy:
-    """Prepare a parallel config without a plan, for the given batch unless it states another.
+    """Prepare a parallel config that has no plan.
 
-    Microbatches have one sample unless stated otherwise, so only pipelines run several.
+    The global batch size is the size of the task's batch, unless the config states one.
+    Microbatches have one sample by default, so only pipelines run several.
     """
     if config.global_batch == 1 and config.shares is None:
         config = replace(config, global_batch=num_rows(task.batch))
@@ -128,7 +131,8 @@ def _degrees_strategy(
 def _split_batch_strategy(task: ParallelTask, problem: Problem, plan: Plan) -> Strategy:
     """Prepare a batch split over replicas of the problem's graph.
 
-    A weight may be in a different stage in each replica; the ranks that hold it sum its gradients.
+    A weight may be in different stages of different replicas. The ranks that hold it sum its
+    gradient.
     """
     graph, parallel = problem.graph, plan[Parallel]
     _require_same_weights(graph, task.model)
@@ -194,7 +198,7 @@ def _accumulated(
 
 
 def _rank_strategy(task: ParallelTask, part: RankPart) -> Strategy:
-    """Prepare the part of this rank, and the data parallelism around it."""
+    """Prepare tensor and pipeline parallelism of this rank, wrapped by data parallelism."""
     model, mesh = task.model, part.mesh
     if task.memory is not None:
         _refuse_budget(task, part)
@@ -248,6 +252,7 @@ def _without_stages(
             recomputed=part.recomputed,
             is_offloaded=part.is_offloaded and task.device.type != "cpu",
         )  # fmt: skip
+        # FSDP2 has replaced the parameters, so cuts are found again by name.
         now = dict(task.model.named_parameters())
         cuts = {id(now[name]): cut for name, cut in named.items() if cut is not None}
         return _accumulated(task, sharded, sizes), cuts
@@ -268,7 +273,7 @@ def _with_planned_kernels(task: ParallelTask, graph: Graph) -> ParallelTask:
 def _replayed_where_shorter(
     task: ParallelTask, problem: Problem, parallel: Parallel, planned: Communication | None
 ) -> ParallelTask:
-    """Disable overlap if CUDA graph replay followed by all reductions is predicted to be faster."""
+    """Disable overlap if graph replay followed by all reductions is predicted to be faster."""
     is_plain = not parallel.is_staged and parallel.tensor == 1 and not parallel.sharded
     if task.device.type != "cuda" or not is_plain or task.predicted_s is None:
         return task
@@ -279,7 +284,7 @@ def _replayed_where_shorter(
 
 
 def _in_waves(task: ParallelTask, problem: Problem, plan: Plan, replica: int) -> ParallelTask:
-    """Let two streams run the microbatches of a replica, if the plan has waves."""
+    """Set the order in which two streams run a replica's microbatches, if the plan has waves."""
     waves = plan.get(Waves)
     if waves is None:
         return task
@@ -299,7 +304,7 @@ def _using_less_memory(task: ParallelTask, graph: Graph, own: Replica) -> Parall
 
 
 def _blocks_like(planned: Graph, blocks: Sequence[tuple[int, int]]) -> RecomputedBlocks:
-    """Return a planned graph's blocks, as found in steps of the same model at any batch size."""
+    """Return the planned recomputed blocks, transferable to steps with another batch size."""
     block_of = second_run(planned, tuple(blocks)).block_of
 
     def found(graph: Graph, program: Program) -> IntArray:
@@ -309,7 +314,7 @@ def _blocks_like(planned: Graph, blocks: Sequence[tuple[int, int]]) -> Recompute
 
 
 def _all_layers(model: nn.Module) -> RecomputedBlocks:
-    """Return every layer of the model's stack as a block."""
+    """Return recomputed blocks with one block per layer of the model's stack."""
     stack, _ = find_stack(model)
 
     def found(graph: Graph, program: Program) -> IntArray:
@@ -320,7 +325,7 @@ def _all_layers(model: nn.Module) -> RecomputedBlocks:
 
 
 def _covered_modules(planned: Graph, blocks: Sequence[tuple[int, int]]) -> tuple[str, ...]:
-    """Return the outermost modules all of whose ops are in the recomputed blocks."""
+    """Return the outermost modules whose ops are all in the recomputed blocks."""
     recomputed = second_run(planned, tuple(blocks)).block_of >= 0
     is_covered: dict[str, bool] = {}
     for op in np.flatnonzero(planned.op_phase == Phase.FORWARD).tolist():
@@ -366,6 +371,7 @@ def _load_meta_tensors(
         real: torch.Tensor = value.to(mesh.device, tensor.dtype, copy=True)
         if isinstance(tensor, nn.Parameter):
             real = nn.Parameter(real, requires_grad=tensor.requires_grad)
+        # Swapped in place, so that optimizers and tied modules keep their references.
         torch.utils.swap_tensors(tensor, real)  # type: ignore[no-untyped-call]
         found.add(name)
     missing = [name for name in wanted if name not in found]
@@ -410,7 +416,7 @@ def _require_batch(num_samples: int, batch: Any) -> None:
 
 
 def _require_same_weights(graph: Graph, model: nn.Module) -> None:
-    """Refuse another model than the planned one, by the names and bytes of its weights."""
+    """Refuse a model whose weights differ from the planned graph in names or bytes."""
     planned = {
         graph.tensor_names[t]: int(graph.tensor_bytes[t])
         for t in range(graph.num_tensors)
@@ -418,7 +424,7 @@ def _require_same_weights(graph: Graph, model: nn.Module) -> None:
     }
     for name, parameter in model.named_parameters():
         num_bytes = parameter.numel() * parameter.itemsize
-        # A graph planned with a GPU profile has sizes as its allocator rounds them.
+        # Tensor sizes in a GPU profile are rounded up by the allocator.
         if planned.pop(name, num_bytes) not in (num_bytes, aligned(num_bytes)):
             raise UsageError(
                 f"{name!r} has {num_bytes} bytes, another number than the planned one",

@@ -1,12 +1,11 @@
-"""State of a training whose ranks hold parts of the model: collect it, and load it again.
+"""Collect and load the training state of a model whose ranks hold parts of it.
 
-Every tensor is owned by some ranks: its pipeline stage of one replica, with one tensor-parallel
-rank per piece, or the device that op placement gives it. A rank's part consists of the tensors and
-pieces that it owns. The parts are written to files, or exchanged and joined into the state that one
-process would have. To load such a state, each rank slices its pieces out of the full tensors.
-
-Not torch's ``get_state_dict``: it joins shards of FSDP2, but knows no stages, split matrices or
-owners of ZeRO 1 and 2.
+Every tensor is owned by one rank, or by one rank per piece if it is tensor-parallel. The owners are
+the ranks of the tensor's pipeline stage in one replica, or the rank of the device on which op
+placement has put the tensor. `parts` returns the tensors and pieces that this rank owns, for files;
+`gathered` exchanges and joins the parts into the state that one process would have. To load such a
+state, each rank slices its pieces out of the full tensors. Torch's ``get_state_dict`` is not used:
+it joins shards of FSDP2, but has no notion of stages, split matrices or owners of ZeRO 1 and 2.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from hocket.runtime.checkpoint import (
 )
 
 _WEIGHT, _GRADIENT = "$weight", "$gradient"
-"""Keys of a parameter and its gradient among the states of its optimizer."""
+"""Keys of a parameter and its gradient in the dict of its optimizer states."""
 
 
 class TensorOwner(NamedTuple):
@@ -56,13 +55,13 @@ class ParallelState:
         *,
         has_whole_gradients: bool = True,
     ) -> None:
-        """Without ``has_whole_gradients``, those of a rank are its own and never in a state."""
+        """Without ``has_whole_gradients``, gradients are local to a rank and not in the state."""
         self._has_whole_gradients = has_whole_gradients
         self._model, self._owner_of = model, owner_of
         self._device, self._tensor_rank = device, tensor_rank
 
     def parts(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
-        """Return ``model``, ``optimizer`` and ``gradients`` as far as this rank owns them.
+        """Return the entries of ``model``, ``optimizer`` and ``gradients`` that this rank owns.
 
         All ranks must call it. Split tensors are `TensorPiece`s; gradients are included only if
         they are ``pending``.
@@ -78,12 +77,13 @@ class ParallelState:
             slots = {_WEIGHT: tensor.detach(), **optimizer.state.get(tensor, {})}
             if pending and self._has_whole_gradients and tensor.grad is not None:
                 slots[_GRADIENT] = tensor.grad
-            # Ranks that share a tensor of FSDP2 put it together at the same time.
+            # `full_tensor` is a collective, so all ranks call it before owners are selected.
             whole = {key: v.full_tensor() if isinstance(v, DTensor) else v
                      for key, v in slots.items()}  # fmt: skip
             if rank not in owner.ranks:
                 continue
             if owner.cut is not None:
+                # States of the weight's shape are split as the weight is; step counters are not.
                 index, shape = owner.ranks.index(rank), whole[_WEIGHT].shape
                 whole = {
                     key: TensorPiece(value, owner.cut, index)
@@ -113,7 +113,7 @@ class ParallelState:
         return {**state, "model": weights, "optimizer": optimizer_state}
 
     def take(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        """Load this rank's part of a state; its ``optimizer`` entry must fit the optimizer."""
+        """Load this rank's part of a full state; ``optimizer`` must match the saved one."""
         require_same_model(state["model"], self._whole_shapes())
         kept: dict[int, dict[str, Any]] = {}
         names, indices = _parameter_names(self._model), _indices(optimizer)
@@ -153,7 +153,7 @@ class ParallelState:
         return found
 
     def _piece(self, whole: torch.Tensor, owner: TensorOwner, like: torch.Tensor) -> torch.Tensor:
-        """Return this rank's piece of a full tensor, sharded or placed like a parameter."""
+        """Return this rank's piece of a full tensor, as a DTensor if ``like`` is one."""
         own = whole if owner.cut is None else owner.cut.piece(whole, self._tensor_rank)
         own = own.to(self._device, copy=True)
         if isinstance(like, DTensor):

@@ -1,4 +1,8 @@
-"""Input of parallel strategies on one rank, and the check that all ranks have the same model."""
+"""Input of parallel strategies on one rank, and the check that all ranks have the same model.
+
+`ParallelTask` extends the training task by options of parallel plans, `RankPart` is the part of one
+rank in such a plan, and `agree_on_model` compares models and broadcasts the weights of rank 0.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +30,12 @@ from hocket.runtime.strategy import Strategy, TrainingTask
 
 
 class ParallelWarning(UserWarning):
-    """A parallel plan is executed in an unexpected way."""
+    """A parallel plan is executed differently than planned, or than a user may expect."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelTask(TrainingTask):
-    """A training on several ranks; ``batch`` is the batch of all ranks together."""
+    """A training task on several ranks; ``batch`` is the global batch."""
 
     memory: int | str | None = None
     """Memory budget of each device, for data parallelism."""
@@ -54,7 +58,8 @@ class ParallelTask(TrainingTask):
         if self.memory is None:
             placing = Placing(alone=self.device, costs_of=self.costs_of)
             return placed_strategy(alone, placing).strategy
-        # Dry runs must hold all gradients until ranks have summed them, as with accumulation.
+        # Gradients are held until they are summed over ranks, so dry runs count them as with
+        # accumulation.
         options = replace(options, accumulate=max(2, options.accumulate))
         return budget_strategy(
             replace(alone, options=options), None, ON_THIS_MACHINE, self.memory
@@ -85,7 +90,7 @@ class RankPart:
 def agree_on_model(model: nn.Module, device: torch.device) -> None:
     """Refuse ranks with different models, and broadcast the weights of rank 0.
 
-    Ranks with different models would wait for each other for ever.
+    With different models, ranks would issue different collectives and deadlock.
     """
     text = [(name, list(t.shape), str(t.dtype), t.is_meta) for name, _, t in model_tensors(model)]
     found: list[Any] = [None] * dist.get_world_size()

@@ -1,13 +1,14 @@
 """Pipeline parallelism: every rank runs its segments of the traced step, as scheduled.
 
-A batch is split into microbatches; the step is traced for one of them and cut into stages. Each
-rank executes its list of actions, from any schedule of the project, and sends each output as soon
-as its segment is done. Each weight is held only by the ranks that compute with it.
+A batch is split into microbatches; the step is traced for one of them and cut into stages at any
+op. Each rank executes its list of actions of a `Schedule` (1F1B, interleaved, zero bubble, …), and
+sends each output as soon as its segment is done. A rank holds only the weights that its segments
+use. Gradients of a weight that several ranks use are summed on the rank that owns the weight.
 
-Not torch's pipelining: it keeps a copy of a tied weight on each stage and does not add their
-gradients, so that gpt2 trains differently by 1e-3 after five steps, and it takes only models whose
-loss is computed outside of them (measured: `benchmarks/runtime/torch_engines.py`). Stages here are
-cut at any op, and replicas may have different numbers of stages.
+Torch's pipelining is not used: it keeps a copy of a tied weight on each stage without adding their
+gradients, so that gpt2 trains differently by 1e-3 after five steps, and it needs models whose loss
+is computed outside of them (measured: `benchmarks/runtime/torch_engines.py`). Here, replicas may
+also have different numbers of stages.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ class SegmentMessage(NamedTuple):
 
 
 class StageChannels:
-    """Messages between this rank of a pipeline and the others.
+    """Point-to-point messages between this rank of a pipeline and the other ranks.
 
-    Messages between two ranks arrive in the order in which they were sent. Both ranks know the
-    schedule of both, so a receiver takes and keeps the messages that come before the one that it
-    waits for. Sending never waits.
+    Messages between two ranks arrive in the order in which they were sent. The receiver knows this
+    order from the sender's schedule. It stores the messages that arrive before the one that it
+    waits for. Sending never blocks.
     """
 
     def __init__(
@@ -65,9 +66,8 @@ class StageChannels:
     ) -> None:
         """``ranks`` are the global ranks of this pipeline, ``own`` is this rank's index in them.
 
-        Each direction has a process group of its own, since NCCL runs the messages between two
-        ranks of a group one after the other: if both sent first, each would wait for the other to
-        receive.
+        Each direction has a separate process group, because NCCL runs the messages between two
+        ranks of a group one after the other: two ranks that both send first would deadlock.
         """
         self._ranks, self.own, self._device, self._groups = list(ranks), own, device, groups
         self._expected: dict[int, deque[tuple[SegmentMessage, int]]] = {}
@@ -101,12 +101,12 @@ class StageChannels:
         return data
 
     def flush(self) -> None:
-        """Wait until everything is sent."""
+        """Wait until all messages are sent."""
         self._sends.wait()
 
 
 class Pipeline(Strategy):
-    """One rank of a pipeline."""
+    """Strategy of one rank of a pipeline."""
 
     def __init__(self, task: ParallelTask, part: RankPart, batch: Any) -> None:
         """``batch`` is the local batch of this replica."""
@@ -115,7 +115,7 @@ class Pipeline(Strategy):
         self._cuts, schedule = part.pipeline
         self._model, self._recipe, self._mesh = task.model, task.recipe, mesh
         self._count, self._max_shapes = task.count, task.options.max_shapes
-        # Replicas draw different masks; the first one draws as a single device does.
+        # Dropout masks differ between replicas; replica 0 draws as a single device would.
         self._seed = draw_seed(seed, 0, mesh.data_rank) if mesh.data_rank else seed
         self._own, self._sizes = mesh.pipeline_rank, tuple(part.microbatches)
         self._actions = [_actions(schedule, rank) for rank in range(schedule.num_devices)]
@@ -148,7 +148,7 @@ class Pipeline(Strategy):
         self._recipe.make_update(optimizer)
 
     def feed(self, reducer: GradientReducer) -> None:
-        """Pass gradients to a reducer as the last microbatch computes them."""
+        """Set the reducer, which gets gradients as the last microbatch computes them."""
         self._reducer = reducer
 
     def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
@@ -243,7 +243,7 @@ class Pipeline(Strategy):
         return run
 
     def _take(self, traced: StageProgram, parameter: int, total: torch.Tensor) -> torch.Tensor:
-        """Pass a complete gradient to the reducer, if replicas sum it."""
+        """Pass a complete gradient to the reducer, if gradients are summed over replicas."""
         reducer, is_own = self._reducer, traced.owner(parameter) == self._own
         if reducer is None or not reducer.is_enabled or not is_own:
             return total
@@ -253,13 +253,14 @@ class Pipeline(Strategy):
     def _add_gradients(
         self, traced: StageProgram, gradients: Mapping[tuple[str, int], torch.Tensor]
     ) -> None:
-        """Send partial gradients to the ranks that update their parameters, and add them there."""
+        """Sum partial gradients on the ranks that update their parameters."""
         for parameter, parts in traced.addends.items():
             name, owner = traced.program.names[parameter], traced.owner(parameter)
             tensor = self.tensors[name]
             total: torch.Tensor | None = None
             for index, part in enumerate(parts):
                 maker = traced.rank_of_op(traced.program.tensors[part].producer)
+                # Every rank walks the same list in the same order, so sends and receives match.
                 if self._own == maker != owner:
                     self.channels.send(owner, _bytes(gradients[name, index]))
                 if self._own != owner:
@@ -310,7 +311,7 @@ class Pipeline(Strategy):
 
 
 class SegmentRun:
-    """One step on one rank: the tensors of each microbatch between its segments."""
+    """One step on one rank; saves the tensors of each microbatch between its segments."""
 
     def __init__(
         self,
@@ -332,7 +333,7 @@ class SegmentRun:
         self.on_gradient: OnGradient | None = None
 
     def expect(self, src: int, actions: Sequence[Action]) -> None:
-        """Announce the actions of another rank in order, and so the messages that it sends."""
+        """Announce the messages of another rank, which follow from its ordered actions."""
         own = self._channels.own
         if src == own:
             return
@@ -346,6 +347,7 @@ class SegmentRun:
     def do(self, segment: Segment, microbatch: int) -> None:
         """Run a segment: receive its inputs before, and send its outputs after it."""
         traced, slots = self._programs[microbatch], self._programs[microbatch].slots
+        # Bound ops refer to this list object, so its contents are exchanged instead.
         slots[:] = self.held[microbatch]
         for source in traced.sources.get(segment, ()):
             self._receive(traced, SegmentMessage(source, microbatch))
@@ -362,12 +364,13 @@ class SegmentRun:
         slots[:] = [None] * len(slots)
 
     def _begin(self, traced: StageProgram, segment: Segment) -> None:
-        """Fill slots that a segment needs; by default nothing, because all weights are resident."""
+        """Fill slots that a segment needs; a hook for subclasses with non-resident weights."""
 
     def _end(self, traced: StageProgram, segment: Segment) -> None:
         """Clear slots after a segment."""
 
     def _receive(self, traced: StageProgram, message: SegmentMessage) -> None:
+        # Several segments may read a bundle, which is sent once.
         if message in self._arrived:
             return
         self._arrived.add(message)
@@ -377,7 +380,7 @@ class SegmentRun:
             traced.slots[tensor] = value
 
     def _take_results(self, traced: StageProgram, segment: Segment, microbatch: int) -> None:
-        """Take the loss and the gradients that a segment has computed."""
+        """Store the loss and the gradients that a segment has computed."""
         program, slots = traced.program, traced.slots
         if not program.gradients:
             return
@@ -404,7 +407,7 @@ class SegmentRun:
                     self._count(traced, parameter, key)
 
     def _count(self, traced: StageProgram, parameter: int, key: tuple[str, int]) -> None:
-        """Pass a gradient on once all microbatches have contributed to it."""
+        """Call `on_gradient` once all microbatches have contributed to a gradient."""
         self._num_added[key[0]] += 1
         if self._num_added[key[0]] == len(self._programs) and self.on_gradient is not None:
             self.gradients[key] = self.on_gradient(traced, parameter, self.gradients[key])

@@ -1,7 +1,8 @@
 """Op placement in one process, or in one rank per device.
 
-A model whose step can be traced is placed op by op. Another model is placed module by module, with
-a warning that gives the reason and what is lost.
+A model whose step can be traced is placed op by op (`TracedModel`; `RankedModel` with one rank per
+device). Any other model is placed module by module, with a warning that gives the reason and the
+lost features.
 
 Torch's engines have no op placement: its pipelining cuts a model between modules, and Accelerate's
 ``device_map`` runs whole modules one after the other.
@@ -64,7 +65,7 @@ class Placing:
     """A problem whose costs predict the step time on the device `alone`."""
 
     def planned(self, graph: Graph, name: str) -> SavedPlan:
-        """Return the plan for a captured step, which is searched if it is not given."""
+        """Return the given plan for a captured step, or search one."""
         if self.saved is not None:
             require_same(self.saved.problem.graph, graph, name)
             if self.saved.plan.device_of is None:
@@ -103,6 +104,7 @@ def placed_strategy(task: TrainingTask, placing: Placing) -> Prepared:
         recipe = replace(recipe, device=noted if isinstance(noted, str) else recipe.device)
         task = replace(task, recipe=recipe)
     if any(getattr(module, "sparse", False) is True for module in model.modules()):
+        # Captured with dense gradients instead; the user's model keeps its sparse ones.
         dense = copy.deepcopy(model)
         for module in dense.modules():
             if getattr(module, "sparse", False) is True:
@@ -165,7 +167,7 @@ def _warn_of_hooks(model: nn.Module) -> None:
 
 
 def warn_without_loss(graph: Graph, name: str) -> None:
-    """Warn that the mean of the output is minimised, which is rarely what the user wants."""
+    """Warn if the model returns no loss, so that training would minimize its mean output."""
     if graph.meta.get("loss") == MEAN:
         warn_user(
             f"{name} returns no loss, so this would minimise the mean of its output, which is "
@@ -176,7 +178,7 @@ def warn_without_loss(graph: Graph, name: str) -> None:
 
 
 def places_in_process(devices: Sequence[Device]) -> list[str]:
-    """Map accelerators to the GPUs in turn, and everything else to the CPU."""
+    """Map the plan's accelerators to this machine's GPUs cyclically, and CPUs to the CPU."""
     gpus, turn = torch.cuda.device_count(), count()
     return [
         "cpu" if device.kind.is_cpu or not gpus else f"cuda:{next(turn) % gpus}"

@@ -1,7 +1,8 @@
-"""Position of a rank among replicas, pipeline stages and tensor-parallel ranks, and its groups.
+"""Data, pipeline and tensor-parallel index of a rank, and its process groups.
 
-Not a `DeviceMesh`: it must be a full array of ranks, and replicas may have different numbers of
-stages. FSDP2 gets a `DeviceMesh` of the replicas' axis.
+`RankMesh` is created from a config in Megatron's rank order, or from replicas with individual
+numbers of stages. Torch's `DeviceMesh` is not used, because it needs the same number of stages in
+all replicas. FSDP2 gets a `DeviceMesh` of the data-parallel axis.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class RankMesh:
     """The ranks of a parallel training, as seen from this rank."""
 
     def __init__(self, ranks: RankTable, device: torch.device) -> None:
-        """All ranks construct it together, with the same table."""
+        """All ranks must call this with the same table, because it creates process groups."""
         places = {
             rank: (replica, stage, part)
             for replica, stages in enumerate(ranks)
@@ -53,7 +54,7 @@ class RankMesh:
 
     @classmethod
     def of_config(cls, config: ParallelConfig, device: torch.device) -> RankMesh:
-        """Number ranks as Megatron does: tensor parallel fastest, then data, then pipeline."""
+        """Number ranks as Megatron does: the tensor index varies fastest, then data, pipeline."""
         data, tensor = config.data, config.tensor
         return cls([
             [[(stage * data + replica) * tensor + part for part in range(tensor)]
@@ -84,9 +85,9 @@ class RankMesh:
     def partner_groups(
         self, stages: Iterable[tuple[int, ...]], backend: str | None
     ) -> dict[tuple[int, ...], Any]:
-        """Return the groups of ranks that hold the same weights, by their stage in each replica.
+        """Return groups of ranks that hold the same weights, by the stage in each replica.
 
-        Gradients have groups of their own: collectives that overlap with the backward pass must not
+        The groups are for gradients only: collectives that overlap with the backward pass must not
         be interleaved with collectives of batch norms and losses.
         """
         found: dict[tuple[int, ...], Any] = {}
@@ -97,8 +98,9 @@ class RankMesh:
         return found
 
     def sum_over_replicas(self, own: torch.Tensor) -> Any:
-        """Start to sum a value over replicas; the first rank of each replica contributes it."""
+        """Start to sum a value over replicas; only the first rank of a replica contributes."""
         if self.pipeline_rank or self.tensor_rank:
+            # Stages and tensor-parallel ranks hold copies of the value, which must count once.
             own.zero_()
         return dist.all_reduce(own, async_op=True)
 
@@ -110,7 +112,7 @@ class RankMesh:
 
 
 def _own_group(groups: list[list[int]], backend: str | None = None) -> Any:
-    """Make all groups, as every rank must, and return the one of this rank, if any."""
+    """Create all groups, which every rank must do together; return the group of this rank."""
     return dist.new_subgroups_by_enumeration(groups, backend=backend)[0]  # type: ignore[no-untyped-call]
 
 

@@ -1,14 +1,13 @@
 """Round-robin pipeline schedule: model-parallel waves of Wavelet, every rank runs every partition.
 
-Rank (w + s) mod N runs partition s of wave w. A step has 2N slots, N forward and N backward; in
-each slot, all ranks run the same partition, each for another wave. Activations of a wave stay on
-the rank that computed them until the backward pass; outputs are sent to the next rank, gradients of
-inputs to the previous one. Every rank keeps master copies of all parameters on its host, and at
-most two partitions on its device: the current slot's, and the next one, which is prefetched. After
-the backward slot of a partition its gradients are summed over all ranks, concurrently with the
-following slots. Every rank then runs the same optimizer update.
-
-Torch's pipelining has no schedule in which every rank runs every stage.
+A wave is a microbatch, and a partition is a stage of the model. Rank (w + s) mod N runs partition s
+of wave w. A step has 2N slots, N forward and N backward; in each slot all ranks run the same
+partition for different waves. Activations of a wave stay on the rank that computed them until the
+backward pass; outputs are sent to the next rank, gradients of inputs to the previous one. Every
+rank has master copies of all parameters on its host, and at most two partitions on its device: that
+of the current slot, and the next one, which is prefetched. After the backward slot of a partition
+its gradients are summed over all ranks, concurrently with the following slots. Every rank then runs
+the same optimizer update. Torch's pipelining has no schedule in which every rank runs every stage.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def round_robin_slots(num_ranks: int, rank: int) -> list[Slot]:
 
 
 class RoundRobinProgram(StageProgram):
-    """The segments of one wave on this rank; each segment makes its own views of parameters."""
+    """Segments of one wave on this rank; each segment creates its own views of parameters."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -72,13 +71,13 @@ class RoundRobinProgram(StageProgram):
         }  # fmt: skip
         stored = {program.tensors[number].storage for number in parameters} - {-1}
         self.views: list[set[int]] = [set() for _ in self._cuts.device_of_stage]
-        """Views of parameters that each stage's forward makes; other stages receive copies."""
+        """Views of parameters that the forward pass of each stage creates."""
         for number, spec in enumerate(program.tensors):
             maker = self.segments[spec.producer] if spec.producer >= 0 else None
             if maker is not None and maker.part == Part.FORWARD and spec.storage in stored:
                 self.views[maker.stage].add(number)
         self.parameters: list[dict[int, str]] = [{} for _ in self._cuts.device_of_stage]
-        """The parameters that each stage computes with, and their names."""
+        """Number and name of the parameters that each stage uses."""
         by_storage = {program.tensors[n].storage: n for n in parameters if n in program.names}
         for _, segment, tensor in self._reads():
             spec = program.tensors[tensor]
@@ -87,14 +86,14 @@ class RoundRobinProgram(StageProgram):
                 self.parameters[segment.stage][root] = program.names[root]
 
     def remake_views(self, stage: int) -> None:
-        """Make the views of parameters again after a partition was fetched again."""
+        """Create the views of parameters anew, for a partition that was fetched again."""
         for do, op, _ in self._bound.get(Segment(stage, Part.FORWARD), ()):
             if any(made in self.views[stage] for made in self.program.calls[op].outputs):
                 do()
 
 
 class PartitionPrefetch:
-    """Parameters of the partitions that are on the device: at most two at a time."""
+    """Parameters of the partitions on the device; the caller holds at most two at a time."""
 
     def __init__(self, engines: CopyStreams, host: Mapping[str, torch.Tensor]) -> None:
         self._engines, self._host = engines, host
@@ -137,6 +136,7 @@ class _RoundRobinRun(SegmentRun):
 
     def _end(self, traced: StageProgram, segment: Segment) -> None:
         assert isinstance(traced, RoundRobinProgram)
+        # References in slots would keep a released partition in device memory.
         for number in (*traced.parameters[segment.stage], *traced.views[segment.stage]):
             traced.slots[number] = None
 
@@ -193,6 +193,7 @@ class RoundRobinPipeline(Strategy):
                 self._partitions.fetch(following.stage, names[following.stage])
             for segment in slot.segments:
                 run.do(segment, slot.wave)
+            # The last forward and the first backward slot use the same partition.
             if following is None or following.stage != slot.stage:
                 self._partitions.leave(slot.stage)
             if slot.is_backward:
@@ -214,7 +215,10 @@ class RoundRobinPipeline(Strategy):
         gradients: Mapping[tuple[str, int], torch.Tensor],
         sums: dict[str, tuple[torch.Tensor, Any]],
     ) -> None:
-        """Start to reduce gradients to which no earlier partition will still contribute."""
+        """Start to reduce the gradients that are complete after this stage's backward pass.
+
+        Backward runs stages in descending order, so the lowest stage with a part comes last.
+        """
         for parameter, parts in traced.addends.items():
             name = traced.program.names[parameter]
             makers = [traced.segments[traced.program.tensors[part].producer] for part in parts]
@@ -247,7 +251,7 @@ class RoundRobinPipeline(Strategy):
 
 
 def _require_own_buffers(program: Program) -> None:
-    """Refuse ops that change a buffer: its values would differ between ranks."""
+    """Refuse models that write to buffers while training: values would differ between ranks."""
     for call in program.calls:
         for tensor in call.written:
             if program.tensors[tensor].role == Role.BUFFER and call.phase != Phase.OPTIMIZER:

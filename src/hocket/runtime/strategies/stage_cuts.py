@@ -1,12 +1,13 @@
-"""Cut a traced training step into pipeline stages: which op belongs to which stage and part.
+"""Cut a traced training step into pipeline stages: assign each op to a stage and a part.
 
-`StageCuts` assigns forward ops to stages. By layers: ops of a layer belong to its stage; ops before
-all layers go to the first stage, ops after the last layer to the last, and ops that depend only on
-weights or the batch go to the first stage that uses them. By a plan: forward ops belong to the
-simulated stages; an op that is missing in the planned step, since the batch has another size, goes
-with its module. Backward ops follow, in never increasing stages. In a stage's backward, the ops
-that an earlier stage waits for come first (part I), the others, mostly gradients of weights, later
-(part W), as zero-bubble schedules need it (Qi et al., 2024). O(ops + reads).
+`StageCuts` assigns forward ops to stages. `cut_by_layers` assigns ops of a layer to the layer's
+stage, ops before all layers to the first stage, ops after the last layer to the last stage, and ops
+that depend only on weights or the batch to the first stage that uses them. `cut_at_ops` uses the
+stages of a plan; an op that the planned step does not have, because its batch size differs, gets
+the stage of its module. Backward ops follow their forward ops, in never increasing stages. The
+backward of a stage has two parts, as zero-bubble schedules need (Qi et al., 2024): first the ops
+that an earlier stage waits for (part I), then all others, mostly weight gradients (part W). O(ops +
+reads).
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ def _add_backward(program: Program, stages: list[int], num_stages: int) -> None:
         if call.phase != Phase.BACKWARD:
             continue
         makers = [m for m in makers_of(program, op) if program.calls[m].phase == Phase.BACKWARD]
+        # Backward data flows to lower stages only, so no op is later than its latest input allows.
         most = min((stages[maker] for maker in makers), default=num_stages - 1)
         partner = call.partner
         is_paired = partner >= 0 and program.calls[partner].phase == Phase.FORWARD
@@ -75,7 +77,7 @@ def _add_backward(program: Program, stages: list[int], num_stages: int) -> None:
 
 
 def _keep_together(program: Program, stages: list[int]) -> None:
-    """Put ops that write to one storage in place on the stage of the first of them."""
+    """Move ops that write in place to one storage to the stage of the first such op."""
     writer: dict[int, int] = {}
     for op, call in enumerate(program.calls):
         if call.phase == Phase.OPTIMIZER:
@@ -83,12 +85,12 @@ def _keep_together(program: Program, stages: list[int]) -> None:
         for target in call.targets:
             storage = program.tensors[target].storage
             if storage >= 0:
+                # A write on another rank would change a copy instead of the storage itself.
                 stages[op] = writer.setdefault(storage, stages[op])
 
 
 def _require_order(graph: Graph, program: Program, stages: Sequence[int]) -> None:
-    """Refuse cyclic stages: forward must never go to an earlier stage, backward never to a later
-    one."""
+    """Refuse forward data flow to an earlier stage, and backward data flow to a later stage."""
     for op, call in enumerate(program.calls):
         for maker in makers_of(program, op):
             made = program.calls[maker]
@@ -106,7 +108,7 @@ def _require_order(graph: Graph, program: Program, stages: Sequence[int]) -> Non
 
 
 def _urgent(program: Program, stages: Sequence[int]) -> set[int]:
-    """Return backward ops that another stage waits for, directly or through ops of their stage."""
+    """Return backward ops whose results another stage needs, directly or through other ops."""
     urgent: set[int] = set()
     for op in range(len(program.calls) - 1, -1, -1):
         call = program.calls[op]
@@ -121,7 +123,7 @@ def _urgent(program: Program, stages: Sequence[int]) -> set[int]:
 
 
 def makers_of(program: Program, op: int) -> list[int]:
-    """Return the ops whose results an op reads."""
+    """Return the ops that produce the inputs of an op."""
     found = (program.tensors[tensor].producer for tensor in program.calls[op].reads)
     return [maker for maker in found if maker >= 0]
 
@@ -129,11 +131,11 @@ def makers_of(program: Program, op: int) -> list[int]:
 def shared_gradients(
     program: Program, segments: Sequence[Segment | None], device_of_stage: Sequence[int]
 ) -> tuple[dict[int, list[int]], set[int]]:
-    """Return per parameter the tensors that sum to its gradient, and the traced ops that add them.
+    """Return the partial gradients of each parameter, and the traced ops that sum them.
 
-    A weight that several stages use, such as a tied embedding, gets a partial gradient from each.
-    They are summed once per step instead of once per microbatch, so the traced ops are left out. A
-    gradient that one rank computes is its own only part.
+    A weight that several stages use, such as a tied embedding, gets a partial gradient from each
+    stage. Partial gradients are summed once per step instead of once per microbatch, so the traced
+    sums are skipped. A gradient that one rank computes has itself as its only part.
     """
     adding: set[int] = set()
 
@@ -156,7 +158,7 @@ def shared_gradients(
 # ── where forward ops go ─────────────────────────────────────────────────────────────────────────
 
 _BEFORE = -2
-"""Marks ops whose stage is not known yet, and ops that are not forward."""
+"""Stage number of ops without a stage: not assigned yet, or no forward op."""
 
 
 class StageCuts(NamedTuple):
@@ -165,8 +167,8 @@ class StageCuts(NamedTuple):
     device_of_stage: tuple[int, ...]
     """The pipeline rank of each virtual stage."""
     forward_stages: Callable[[Graph, Program], list[int]]
-    """Returns the virtual stage of each forward op of a recorded step; ignore the values of other
-    ops."""
+    """Returns the virtual stage of each op of a traced step; values of other than forward ops are
+    undefined."""
 
 
 def cut_by_layers(model: nn.Module, config: ParallelConfig, schedule: Schedule) -> StageCuts:
@@ -200,6 +202,7 @@ def cut_at_ops(planned: Graph, cuts: tuple[int, ...]) -> StageCuts:
         stages = [_BEFORE] * len(program.calls)
         for op, call in enumerate(program.calls):
             if call.phase == Phase.FORWARD:
+                # An op cannot be in an earlier stage than its inputs.
                 stages[op] = max([near[op], *(stages[m] for m in makers_of(program, op))])
         return stages
 
@@ -237,6 +240,6 @@ def _stages_of_layers(
                 if program.calls[user].phase == Phase.FORWARD
             ]
             used = min(users, default=0)
-            # What the first layer waits for, an embedding, may have a stage of its own before it.
+            # Inputs of the first layer (an embedding) may be in a stage before that layer.
             stages[op] = 0 if used <= first else used
     return stages

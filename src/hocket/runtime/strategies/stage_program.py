@@ -1,7 +1,9 @@
 """The segments of a traced step that one pipeline rank runs.
 
-Slots hold the tensors of one microbatch while one of its segments runs; between segments they are
-saved per microbatch. Tensors that only one segment needs are released at their last use there.
+`StageProgram` assigns ops to segments, binds the ops of this rank, and derives the messages that
+segments of different ranks exchange. Slots hold the tensors of one microbatch while a segment runs;
+between segments the tensors are saved per microbatch. A tensor that only one segment needs is
+released at its last use.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class StageProgram(OpCalls):
         seed: int,
         keep: frozenset[int],
     ) -> None:
-        """``own`` is this pipeline rank; ``keep`` are tensors that their rank must keep."""
+        """``own`` is this pipeline rank; ``keep`` lists tensors that are never released."""
         super().__init__(graph, program, device, seed)
         self._cuts, self._own = cuts, own
         num_stages = len(cuts.device_of_stage)
@@ -91,7 +93,7 @@ class StageProgram(OpCalls):
         return self._cuts.device_of_stage[stage]
 
     def owner(self, tensor: int) -> int:
-        """Return the pipeline rank that computes a tensor, or else the lowest that reads it."""
+        """Return the pipeline rank that computes a tensor; for inputs the lowest that reads it."""
         producer = self.program.tensors[tensor].producer
         if producer >= 0:
             return self.rank_of_op(producer)
@@ -157,7 +159,7 @@ class StageProgram(OpCalls):
                     yield op, segment, tensor
 
     def _plan_messages(self) -> None:
-        """Fill the tables of who reads, sends and receives each tensor."""
+        """Determine the readers of each tensor, and the bundles that segments send."""
         wanted: dict[tuple[Segment, int], dict[int, list[int]]] = {}
         for op, segment, tensor in self._reads():
             reader, producer = self.rank_of_op(op), self.program.tensors[tensor].producer

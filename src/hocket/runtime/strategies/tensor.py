@@ -1,15 +1,15 @@
 """Tensor parallelism of transformer layers: matrices split by columns, then by rows.
 
-As in Megatron-LM (Shoeybi et al., 2019), the first matrix of attention and MLP is split by columns
-and the last one by rows, so that each needs one all-reduce forward and one backward. The parameter
-names of a model family tell which matrices those are. Layers with any other weight are refused: a
-weight that is used on shards without a rule would train wrongly. Embeddings and the output layer
-are replicated.
+As in Megatron-LM (Shoeybi et al., 2019), the first matrices of attention and MLP are split by
+columns and the last one by rows, so that each block needs one all-reduce forward and one backward.
+The matrices are found by the module names of known model families. Layers with any other weight are
+refused, because a weight without a rule would get a wrong gradient from sharded inputs. Embeddings
+and the output layer are replicated. Collectives are ops that tracing records, and the shards are
+plain tensors.
 
-Not torch's `parallelize_module`: it gives equal losses for llama and bert, but refuses Hugging
-Face's Conv1D (gpt2) and has no fused projections (`benchmarks/runtime/torch_engines.py`). A model
-with DTensors cannot be traced, which pipelines and CUDA graphs need. So plain tensors are split
-here, and collectives are ops that tracing records.
+Torch's `parallelize_module` is not used: it gives equal losses for llama and bert, but refuses
+Hugging Face's Conv1D (gpt2) and has no fused projections (`benchmarks/runtime/torch_engines.py`),
+and a model with DTensors cannot be traced, which pipelines and CUDA graphs need.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _COUNTED = (
     "num_key_value_heads",
     "all_head_size",
 )
-"""Counts of heads or widths in attention modules; divided by the degree on each rank."""
+"""Attributes of attention modules with head counts or widths, divided by the degree on a rank."""
 
 
 def shard_layers(model: nn.Module, group: Any, rank: int, degree: int) -> dict[int, TensorCut]:
-    """Shard all layers of a model in place; returns how each parameter is split, by its id."""
+    """Shard all layers of a model in place; return the split of each parameter, by its id."""
     stack, num_layers = find_stack(model)
     cuts: dict[int, TensorCut] = {}
     for number in range(num_layers):
@@ -86,6 +86,7 @@ def _require_heads(layer: nn.Module, family: Family, path: str, degree: int) -> 
     width = getattr(layer.get_submodule(module), attribute)
     for name, blocks in family.columns.items():
         weight, dim = _weight(layer.get_submodule(name))
+        # Heads must not be cut; matrices outside of attention are cut at any column.
         extent = weight.shape[dim] // blocks
         unit = width if name.startswith(module) else 1
         if extent % (degree * unit):
@@ -135,7 +136,7 @@ def _row_forward(group: Any, dim: int) -> Callable[..., torch.Tensor]:
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         product = functional.linear(x, self.weight) if dim == 0 else x @ self.weight
         total = sum_over_ranks(product, group)
-        # The bias is whole on every rank, so it is added after the sum.
+        # Every rank has the full bias: added before the sum, it would count once per rank.
         return total if self.bias is None else total + self.bias
 
     return forward
@@ -173,7 +174,7 @@ def _apply(x: torch.Tensor, group: Any, *, forward: bool, backward: bool) -> tor
 
 
 def all_reduce_both(x: torch.Tensor, group: Any) -> torch.Tensor:
-    """Sum statistics of different samples over ranks, in the forward and in the backward pass."""
+    """Sum statistics over ranks in the forward pass, and their gradients in the backward pass."""
     return _apply(x, group, forward=True, backward=True)
 
 

@@ -1,13 +1,12 @@
-"""Strategy that runs traced steps in place of the model, one per kind of batch.
+"""Strategy that runs traced steps in place of the model's code.
 
-The first traced step is the planned one; others are traced when needed, and placed like the first.
-The key of a step is everything that its trace depends on and that may change between steps: shapes
-and constants of the batch, training modes of modules, frozen parameters, settings of modules, and
-the dtype of autocast. If a batch cannot be traced, or there are too many shapes, the model itself
-computes the step.
-
-Not ``torch.compile``: it fuses ops and guards its graphs by itself, so that a plan could neither
-place single ops, nor order them, nor cut a step into stages.
+The planned step is traced first; steps of other batches are traced on demand and placed like it.
+Traced steps are cached by everything that a trace depends on and that may change between steps:
+shapes and constants of the batch, training modes of modules, frozen parameters, settings of
+modules, and the dtype of autocast. If a batch cannot be traced, or there are too many shapes, the
+model's own code computes the step (`EagerModel`). ``torch.compile`` is not used, because it fuses
+ops and guards its graphs by itself: a plan could neither place nor order single ops, nor cut a step
+into stages.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from hocket.runtime.traced_step import PlacedProgram, TracedStep, placement_like
 
 
 class StateSnapshot:
-    """State that a step may change before it fails: random generator, and tensors it writes to."""
+    """Copy of the state that a step may change before it fails: generator and written tensors."""
 
     def __init__(
         self, program: Program, given: Sequence[Mapping[int, torch.Tensor]], device: torch.device
@@ -100,6 +99,7 @@ class TracedModel(Strategy):
         self.first = self._ready(placed)
         used = set(np.asarray(self.first.setup.device_of).tolist())
         kinds = self.problem.cluster.devices
+        # A prediction for GPUs says nothing about a CPU that stands in for them, or vice versa.
         are_real = all(kinds[d].kind.is_cpu == (self.devices[d].type == "cpu") for d in used)
         self.predicted_s = self.first.predicted.makespan_s if are_real else None
         self._recorded = {self._key("train", self._planned, mask_facts(task.batch)): self.first}
@@ -130,7 +130,7 @@ class TracedModel(Strategy):
     # ── steps ────────────────────────────────────────────────────────────────────────────────
 
     def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
-        """Run forward and backward by a traced step, or by the model itself."""
+        """Run forward and backward of a batch, by a traced step if possible."""
         recorded, batch = self._found("train", batch)
         if recorded is None:
             return self._called.train(batch, step, weight)
@@ -198,6 +198,7 @@ class TracedModel(Strategy):
             runner.forget()
 
         loss = runner.value(recorded.program.outputs[0])
+        # The only input that requires a gradient: it makes autograd call `_Recorded.backward`.
         anchor = torch.zeros((), device=loss.device, requires_grad=True)
         attached = _Recorded.apply(anchor, loss, backward)  # type: ignore[no-untyped-call]
         return StepOutput(attached, recorded.returned())
@@ -223,8 +224,9 @@ class TracedModel(Strategy):
         self._reducer = reducer
 
     def _hand_over(self, recorded: TracedStep) -> None:
-        """Let the next run of a traced step pass its gradients to the reducer."""
+        """Make the next run of a traced step pass gradients to the reducer, if it overlaps."""
         reducer, runner = self._reducer, recorded.runner
+        # A replayed step has its gradients only after the replay, when nothing can overlap.
         if reducer is None or not isinstance(runner, EagerStep):
             return
         names = recorded.program.names
@@ -236,7 +238,7 @@ class TracedModel(Strategy):
         runner.on_gradient = take if reducer.is_enabled and reducer.overlaps else None
 
     def _use(self, kind: Kind, batch: Any) -> Any:
-        """Return the outputs of a step without gradients; None if the model must compute it."""
+        """Return the outputs of a traced step without gradients; None if it cannot be traced."""
         recorded, batch = self._found(kind, batch)
         if recorded is None:
             return None
@@ -259,7 +261,7 @@ class TracedModel(Strategy):
                 parameter.grad = parameter.grad.clone()
 
     def _taken(self, recorded: TracedStep) -> StepOutput:
-        """Return loss and outputs of a finished step, add its gradients, and drop its tensors."""
+        """Add the gradients of a finished step, drop its tensors, and return loss and outputs."""
         loss = recorded.runner.value(recorded.program.outputs[0]).detach()
         outcome = StepOutput(loss, recorded.returned())
         self._add_gradients(recorded)
@@ -278,12 +280,12 @@ class TracedModel(Strategy):
 
     # ── the model itself, if there is no traced step ─────────────────────────────────────────
     #
-    # Fake tensors may have other strides than a kernel's real results, so that a traced view is
-    # wrong for the real ones. A traced step that fails in its first run is therefore undone, and
-    # the model itself computes the step from the same state.
+    # A kernel's real result may have other strides than the fake tensor in the trace, so that a
+    # traced view fails. A traced step that fails in its first run is therefore undone, and the
+    # model itself computes the step from the same state.
 
     def _found(self, kind: Kind, batch: Any) -> tuple[TracedStep | None, Any]:
-        """Return the result of `find`, with None for a batch that the model itself must compute."""
+        """Return the result of `find`, with None instead of a step if the batch is untraceable."""
         try:
             return self.find(kind, batch)
         except (ManyShapesError, UntraceableError) as error:
@@ -293,13 +295,14 @@ class TracedModel(Strategy):
             return None, plain_batch(batch)
 
     def _state_before(self, recorded: TracedStep, given: Any) -> StateSnapshot | None:
-        """Return a snapshot to restore if a step's first run fails; None if failure is an error."""
+        """Return a snapshot to restore if a step's first run fails; None if it must not fail."""
+        # With ranks the others would not fall back, and would wait for this one.
         if recorded.has_run or not recorded.is_on_one_device or self._reducer is not None:
             return None
         return StateSnapshot(recorded.program, given, self.devices[0])
 
     def _give_up(self, recorded: TracedStep, before: StateSnapshot | None, error: RunError) -> None:
-        """Undo a traced step that failed in its first run, and use the model itself from now on."""
+        """Undo a traced step that failed in its first run; later such batches run eagerly."""
         if before is None:
             raise error
         before.restore()
@@ -335,7 +338,7 @@ class TracedModel(Strategy):
         self._parameters = list(model.parameters())
 
     def _renew(self) -> None:
-        """Continue with the tensors and modules that the model holds now."""
+        """Adopt the model's present tensors and modules after the user has replaced some."""
         if self.is_ranked or self._reducer is not None:
             raise replaced_error()
         before = self._tree
@@ -344,6 +347,7 @@ class TracedModel(Strategy):
         if not self._tree.is_alike(before):
             self._recorded.clear()
             self._untraceable.clear()
+        # The cached eager strategy refers to the replaced tensors.
         vars(self).pop("_called", None)
 
     # ── which traced step ────────────────────────────────────────────────────────────────────
@@ -353,7 +357,7 @@ class TracedModel(Strategy):
         return recorded.given(self._model, self._held, batch)
 
     def find(self, kind: Kind, batch: Any) -> tuple[TracedStep, Any]:
-        """Return the traced step of a batch, traced now if it is new, and the settled batch."""
+        """Return the traced step of a batch, traced now if needed, and the settled batch."""
         if not self._tree.is_same():
             self._renew()
         batch = settled(batch)
@@ -371,13 +375,14 @@ class TracedModel(Strategy):
         return self._recorded[key], batch
 
     def _key(self, kind: Kind, signature: Signature, facts: tuple[bool, ...]) -> tuple[Any, ...]:
+        # Evaluation and prediction switch all modules to evaluation mode.
         modes = tuple(module.training for module in self._modules) if kind == "train" else ()
         frozen = tuple(parameter.requires_grad for parameter in self._parameters)
         settings = setting_values(self._settings)
         return kind, signature, modes, frozen, autocast_state(), facts, settings
 
     def _require_known(self, kind: Kind, signature: Signature) -> None:
-        """Refuse batches unlike the planned one, and more traced steps than the limit."""
+        """Refuse batches that differ in more than shapes, and more traced steps than the limit."""
         if kind != "predict":
             require_alike(self._planned, signature)
         max_shapes = self._options.max_shapes

@@ -1,16 +1,16 @@
 """Wavelet: runs microbatches in waves on two streams, with their ops in planned order.
 
-Each wave is a traced step with slots of its own; parameters and buffers are shared. Ops are
-launched in the order in which the simulator started them: eagerly on one stream, so that no more
-memory is held than planned, or captured on two streams of one CUDA graph, where they overlap.
-Gradients are summed as soon as they are computed, in the order of the waves, and random numbers are
-drawn in that order. So the result equals gradient accumulation bit for bit.
+A wave is the run of one microbatch through the traced step. Waves have separate activations, and
+share parameters and buffers. Ops are launched in the order in which the simulator started them:
+eagerly on one stream, so that no more memory is held than planned, or captured on two streams of
+one CUDA graph, where they overlap. Gradients are summed as soon as they are computed, in the order
+of the waves, and random numbers are drawn in that order. The result therefore equals gradient
+accumulation bit for bit.
 
 With an update after every wave, as Wavelet publishes it, results differ from accumulation. With
 several replicas, gradients are summed over replicas: bucket by bucket once the last wave has added
-to them, or after every wave that ends with an update.
-
-Torch has no engine that interleaves two microbatches op by op on one device.
+to them, or after every wave that ends with an update. Torch has no engine that interleaves two
+microbatches op by op on one device.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ Gradients = dict[str, torch.Tensor]
 
 @lru_cache(maxsize=64)
 def counted_ops(graph: Graph) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return the ops of forward and backward that are no views, each with the calls to run for it.
+    """Return the non-view ops of forward and backward, each with the calls to run for it.
 
-    A traced step is matched with a plan's graph by ops that are no views, since views depend on the
-    memory layout of parameters: cuDNN's layers view all their weights as one buffer if they share a
-    storage, as on the device. A view runs with the op before it. O(ops).
+    A traced step is matched with a plan's graph by non-view ops, because the views in a step depend
+    on the memory layout of parameters: cuDNN's recurrent layers view all their weights as one
+    buffer if the weights share a storage. A view is run together with the op before it. O(ops).
     """
     found: list[tuple[int, list[int]]] = []
     early: list[int] = []
@@ -76,9 +76,9 @@ class WaveOrder(NamedTuple):
 
     sequence: tuple[WaveOp, ...]
     waits: Mapping[WaveOp, WaveOp]
-    """The op of the other stream that an op waits for, so that results equal accumulation."""
+    """For some ops, the op of the other stream to wait for, so that results equal accumulation."""
     ops: tuple[int, ...]
-    """Ops of a wave that are no views, in their order."""
+    """Non-view ops of a wave, in execution order."""
     changes: Changes = "step"
     """When parameters change: after a step, or after every wave."""
     stream_bytes: tuple[int, ...] = (0,) * NUM_STREAMS
@@ -121,7 +121,7 @@ class WaveStep(EagerStep):
         self._bound_of = {op: [bound[call] for call in calls] for op, calls in calls_of.items()}
         op_of = {call: op for op, calls in calls_of.items() for call in calls}
         self.made_at: dict[int, list[tuple[int, int]]] = {}
-        """For each op, parameters and gradients that only an update needs after the op."""
+        """By op: parameters whose gradients are final after the op, with these gradients."""
         for parameter, gradient in setup.program.gradients.items():
             users = setup.graph.users_of(gradient).tolist()
             calls = setup.program.calls
@@ -146,7 +146,7 @@ class WaveRunner:
     """Runs the microbatches of a step in waves, op by op on one stream."""
 
     has_updated = False
-    """True if the optimizer has used the gradients of the last step's waves."""
+    """True if the optimizer has already stepped with the gradients of the last step."""
 
     def __init__(self, programs: TracedModel, order: WaveOrder, device: torch.device) -> None:
         self._programs, self._order, self._device = programs, order, device
@@ -154,6 +154,7 @@ class WaveRunner:
         """Sums gradients over replicas, if there are several."""
         self._streams: Sequence[DeviceStream] = [DeviceStream(device) for _ in range(NUM_STREAMS)]
         self._awaited = set(order.waits.values())
+        # Pairs of (wave, op): the last pair of a key wins, hence the reversal for the first op.
         self._first = dict(reversed(order.sequence))
         self._last = dict(order.sequence)
         self._steps: dict[tuple[int, int], WaveStep] = {}
@@ -170,6 +171,7 @@ class WaveRunner:
         """Run forward and backward of all microbatches; add up their gradients."""
         found = [self._programs.find("train", batch) for batch in batches]
         counts = {len(counted_ops(recorded.setup.graph)) for recorded, _ in found}
+        # The planned order names ops by position, so it fits only steps with as many ops.
         if counts != {len(self._order.ops)}:
             self._warn(max(counts))
             return [
@@ -195,6 +197,7 @@ class WaveRunner:
                 own, stream = self._step(recorded, wave), self._streams[wave % NUM_STREAMS]
                 stream.make_current()
                 if self._first[wave] == op:
+                    # Filled only now: an earlier wave of this stream uses the same slots.
                     own.fill(self._read_by(wave, recorded, given), step)
                     own.weight = weight
                 if at in self._order.waits:
@@ -221,12 +224,12 @@ class WaveRunner:
 
     @torch.no_grad()
     def _add(self, name: str, wave: int, gradient: torch.Tensor, stream: DeviceStream) -> None:
-        """Add a gradient to the parameter's, and gradients of later waves that waited for it."""
+        """Add a gradient to ``parameter.grad`` in wave order; early gradients wait for it."""
         self._early[name, wave] = gradient, stream
         parameter: Any = self._programs.tensors[name]
         while (found := self._early.pop((name, self._num_added[name]), None)) is not None:
-            # On the stream that computed the gradient: its memory can be reused only there, so not
-            # before the sum has read it.
+            # On the stream that computed the gradient: the allocator reuses its memory only on that
+            # stream, so not before the sum has read it.
             gradient, own = found
             own.make_current()
             if parameter.grad is None:
@@ -290,7 +293,7 @@ class _Event(NamedTuple):
 
 
 class _WaveStream(CudaStream):
-    """A CUDA stream that omits waits implied by an earlier wait.
+    """A CUDA stream that omits redundant waits, which an earlier wait implies.
 
     Each wait is an edge of the captured graph and adds about 8 us to a replay.
     """
@@ -329,13 +332,13 @@ class _CapturedWaves(NamedTuple):
 class CapturedWaveRunner(WaveRunner):
     """Waves on two streams of one CUDA device, replayed as one graph.
 
-    Eagerly the host would issue small kernels one by one and leave the device idle; a graph holds
-    the kernels of both streams before it starts.
+    In eager mode the host issues small kernels one by one and the device idles between them. In a
+    graph the kernels of both streams are known before it starts.
     """
 
     def __init__(self, programs: TracedModel, order: WaveOrder, device: torch.device) -> None:
         super().__init__(programs, order, device)
-        # Libraries keep a workspace per stream, so the streams share none.
+        # Two new streams: libraries keep a workspace per stream, so concurrent ops share none.
         self._pair = [_WaveStream(device) for _ in range(NUM_STREAMS)]
         self._streams = self._pair
         self.replay: GraphReplay[_CapturedWaves] = GraphReplay()
@@ -344,6 +347,7 @@ class CapturedWaveRunner(WaveRunner):
         """Run all waves, by replay unless gradients exist before the step."""
         tensors = self._programs.tensors.values()
         found = None
+        # A replay overwrites gradient tensors, so it cannot add to existing gradients.
         if all(tensor.grad is None for tensor in tensors):
             origin = (*(w.recorded for w in waves), *(tensor.data_ptr() for tensor in tensors))
             found = self.replay.find(origin, lambda: self._capture(waves, step))
@@ -399,11 +403,12 @@ class CapturedWaveRunner(WaveRunner):
                 self._forked(torch.cuda.current_stream(self._device)),
             ):
                 for each, size in zip(self._pair, self._order.stream_bytes, strict=True):
-                    # Freed at once: later blocks are cut from one segment, so that rounding of
-                    # segments (20 MiB for blocks of 1 to 10 MiB) is lost once and not each time.
+                    # Reserves one segment per stream and frees it at once. Later blocks are cut
+                    # from it, so that rounding (20 MiB for blocks of 1 to 10 MiB) is lost once.
                     each.make_current()
                     torch.empty(size, dtype=torch.uint8, device=self._device)
                 outputs = super().run(static, step)
+            # Tensors in the graph's memory, which each replay writes.
             gradients = {name: t.grad for name, t in tensors.items() if t.grad is not None}
             return _CapturedWaves(graph, inputs, scales, outputs, gradients)
         finally:
@@ -415,9 +420,9 @@ class UpdatingWaveRunner(WaveRunner):
     """Runs waves that each end with an update of the parameters, as Wavelet publishes it.
 
     When a wave ends, its gradients are summed over replicas, and the optimizer is called with the
-    mean of these sums and those of the wave before. The parameters of the wave's stream then become
-    the updated ones. So each wave is computed with parameters that the other stream's wave has
-    changed meanwhile.
+    mean of these gradients and those of the previous wave. The updated parameters are then copied
+    to the parameters of the wave's stream. While a wave runs, the wave of the other stream may thus
+    update the model, but not the parameters with which the running wave computes.
     """
 
     def __init__(self, programs: TracedModel, order: WaveOrder, device: torch.device) -> None:
@@ -453,9 +458,9 @@ class UpdatingWaveRunner(WaveRunner):
         return super().train(batches, step, weights)
 
     def run(self, waves: Sequence[Wave], step: int) -> list[StepOutput]:
-        """Run waves; the loss of each wave has the weight of an entire step."""
+        """Run waves; each loss gets the weight of an entire step, as each wave is an update."""
         if self._versions != self._versions_now():
-            # Parameters were loaded, or changed by a step without waves: both streams start anew.
+            # Parameters were loaded, or changed by a step without waves: discard all copies.
             self._own, self._before = [None] * NUM_STREAMS, {}
         self.has_updated = True
         whole = sum(wave.weight for wave in waves)
@@ -465,7 +470,7 @@ class UpdatingWaveRunner(WaveRunner):
         return versions_of(self._programs.tensors[name] for name in self._own[0] or ())
 
     def _read_by(self, wave: int, recorded: TracedStep, given: Given) -> Given:
-        """Return the tensors of a wave, with its stream's parameters instead of the model's."""
+        """Return the tensors of a wave, with its stream's copies in place of the parameters."""
         program, which = recorded.program, wave % NUM_STREAMS
         if self._own[which] is None:
             names, tensors = program.parameters, self._programs.tensors
