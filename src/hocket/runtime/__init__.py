@@ -1,4 +1,4 @@
-"""Execute plans on real devices: `prepare` maps a plan to a strategy, `run` trains with one.
+"""Execute plans on real devices: `prepare` chooses the strategy of a plan, `run` trains with it.
 
-Start with `hocket.runtime.prepare`; ``docs/how-to/runtime.md`` says what is promised.
+Start reading at `hocket.runtime.prepare`; ``docs/how-to/runtime.md`` lists the guarantees.
 """

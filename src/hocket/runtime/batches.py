@@ -1,8 +1,9 @@
 """Signatures of batches, comparisons with the planned batch, and padding.
 
-Batches with the same signature are computed by the same traced step. This file also moves batches
-to a device, normalizes the memory layout of their tensors, and describes batches that differ from
-the planned one or are larger. `PadTo` pads batches to few shapes, so that few steps are traced.
+A signature consists of the layouts and constants of a batch; batches with the same signature are
+computed by the same traced step. This file also moves batches to a device, normalizes the memory
+layout of their tensors, and describes how a batch differs from the planned one. `PadTo` pads
+batches to few shapes, so that few steps are traced.
 """
 
 from __future__ import annotations
@@ -31,12 +32,11 @@ class BatchTensor(NamedTuple):
     stride: tuple[int, ...]
     dtype: torch.dtype
     twin: int
-    """Position of the first entry that is the same tensor: labels are often the inputs."""
+    """Position of the first entry with the same tensor object: labels are often the inputs."""
 
 
 class Signature(NamedTuple):
-    """Layouts of a batch's tensors, and its non-tensor values, which a traced step has as
-    constants."""
+    """Layouts of a batch's tensors, and its other values, which are constants of a traced step."""
 
     parts: tuple[BatchTensor, ...]
     constants: tuple[tuple[str, str], ...]
@@ -155,8 +155,7 @@ def _dtype(part: BatchTensor) -> str:
 
 
 def is_larger(now: Signature, before: Signature) -> bool:
-    """True if any dimension of a batch is larger than in another batch, or tensors differ in
-    number."""
+    """True if a dimension of ``now`` is larger than in ``before``, or the tensors do not match."""
     own, other = ([part.shape for part in each.parts] for each in (now, before))
     return len(own) != len(other) or any(
         len(here) != len(there) or any(map(gt, here, there))
@@ -198,6 +197,7 @@ class PadTo:
                 f"{name!r} has {tensor.dim()} dimensions and cannot be filled along {self.dim}",
                 hint="name the tensors to fill up: PadTo(…, names=[…])",
             )
+        # A negative dimension counts from the end.
         dim = self.dim % tensor.dim()
         missing = -tensor.shape[dim] % self.multiple
         if not missing:

@@ -2,11 +2,10 @@
 
 Keys and shapes are those of ``model.state_dict()`` and ``optimizer.state_dict()``, independent of
 the plan, so that training can continue under another plan. A tensor with several names (tied
-weights) is written once, and the manifest refers to it from each name. Ranks that hold parts of the
-state may write a file each; one manifest then records the tensors and pieces of tensors in each
-file. Ranks exchange their parts in the same form.
-
-Not torch.distributed.checkpoint: it pickles its metadata, and loading a pickle runs code.
+weights) is written once, and the manifest refers to it from each name. Each rank may write its part
+of the state to a separate file; one manifest then lists the tensors and pieces of tensors in each
+file. Ranks also use this format to exchange their parts. `torch.distributed.checkpoint` is not
+used, because it pickles its metadata, and loading a pickle can run code.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ _DAMAGED = "the checkpoint is damaged; take an older one"
 _OWN_MODEL = "load it into the model that it was saved from"
 
 State = dict[str, Any]
-"""State with tensors under ``model``, ``optimizer``, ``gradients``, ``generators``; also ``loop``,
-``extra``."""
+"""Training state: ``model``, ``optimizer``, ``gradients`` and ``generators`` with tensors, ``loop``
+and ``extra`` with plain values."""
 
 
 @dataclass(frozen=True)
@@ -125,13 +124,14 @@ def _part_name(rank: int) -> str:
 
 
 def _taken_apart(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Return a state with names in place of tensors, and the tensors by name."""
+    """Return a state whose tensors are replaced by names, and the tensors by name."""
     tensors: dict[str, torch.Tensor] = {}
     written: dict[tuple[Any, ...], str] = {}
 
     def plain(value: Any, place: str) -> Any:
         if isinstance(value, torch.Tensor):
             look = (value.data_ptr(), value.shape, value.stride(), value.dtype, value.device)
+            # Empty tensors all have address 0, so equal addresses do not mean tied weights.
             if look not in written or not value.numel():
                 written[look] = place
                 tensors[place] = value.detach().contiguous().cpu()
@@ -236,11 +236,12 @@ def _put(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
     if not isinstance(value, dict) or value:
         tree[path[-1]] = value
     else:
+        # An empty dict of one rank must not replace the entries of another rank.
         tree.setdefault(path[-1], {})
 
 
 def _opened(value: Any, tensors: Mapping[str, torch.Tensor], where: str) -> Any:
-    """Return a part of a manifest with tensors in place of their names."""
+    """Return a part of a manifest whose tensor names are replaced by tensors."""
     if isinstance(value, dict):
         if value.keys() == {_TENSOR}:
             if value[_TENSOR] not in tensors:

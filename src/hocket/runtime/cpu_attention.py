@@ -1,11 +1,11 @@
 """Attention for CPUs in graphs that were captured for an accelerator.
 
-Such a graph has the fused attention of accelerators, which CPUs lack. It is replaced by the kernel
+Such a graph contains a fused attention kernel that CPUs lack. `stand_in` replaces it by the kernel
 that the model itself would run on a CPU, so that results are equal bit for bit: the CPU's fused
 kernel, or with dropout the composite of products and a softmax. The backward pass recomputes the
-composite with the random numbers of the forward pass. For that the state of the generator is saved
-in place of the fused kernel's seed. If forward and backward are on different devices, the generator
-is seeded anew before the forward pass, and that seed is sent.
+composite with the random numbers of the forward pass. To this end the generator state is saved in
+place of the fused kernel's seed. If forward and backward are on different devices, the generator is
+seeded anew before the forward pass, and this seed is sent.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def stand_in(
     device: torch.device,
     sent: Container[int] = (),
 ) -> Callable[..., Any] | None:
-    """Return the function that replaces a traced one on ``device``; None if it needs no other.
+    """Return the function that replaces a traced one on ``device``, or None for no replacement.
 
     ``sent`` holds the tensors that are sent to another device.
     """

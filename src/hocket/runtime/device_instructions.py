@@ -1,9 +1,9 @@
 """Split a traced step into one list of instructions per device.
 
-All ops and transfers are put into one global order that respects every dependency; the list of a
-device is its part of that order. A transfer has the same position of the global order in the lists
-of both its devices. So devices cannot deadlock, and each pair of devices exchanges tensors in the
-same order on both sides. O((ops + reads) log ops).
+All ops and transfers are put into one global order that respects every dependency. The list of a
+device is the subsequence of this order that concerns the device; a transfer appears in the lists of
+both its devices. Devices therefore cannot deadlock, and each pair of devices exchanges tensors in
+the same order on both sides. O((ops + reads) log ops).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hocket.simulate.timeline import Timeline
 
 
 class Do(IntEnum):
-    """Kind of an instruction; its number is an op, a transfer or a tensor."""
+    """Type of an instruction; its ``number`` is that of an op, a transfer or a tensor."""
 
     RUN = 0
     """Run op ``number``."""
@@ -145,8 +145,10 @@ def _in_order(
     op_key: FloatArray,
     transfer_key: FloatArray,
 ) -> Iterator[int]:
-    """Yield ops, and transfers numbered after them, in topological order; the smallest key first
-    among those that are ready."""
+    """Yield ops and transfers in topological order, the smallest key first among the ready ones.
+
+    Transfers are numbered after the ops.
+    """
     followers: list[list[int]] = [[] for _ in range(graph.num_ops + len(transfers))]
     num_waiting = [0] * len(followers)
 
@@ -221,6 +223,7 @@ class _Emitter:
         reads = self.graph.reads_of(op).tolist()
         for tensor in reads:
             transfer = self.arrives.get((tensor, device), -1)
+            # One wait per transfer: the tensor stays on the device until its last use there.
             if transfer >= 0 and transfer not in self.waited:
                 self.waited.add(transfer)
                 yield device, Instruction(Do.WAIT, transfer)
@@ -275,8 +278,7 @@ class Setup:
 
     @cached_property
     def host_tensors(self) -> frozenset[int]:
-        """Tensors that kernels of accelerators leave in host memory: the generator state with which
-        fused attention drew its dropout mask."""
+        """Tensors that GPU kernels return in host memory: generator states of fused attention."""
         return frozenset(
             output
             for call in self.program.calls

@@ -1,9 +1,10 @@
 """Run a traced step on one device: op by op, or replayed as a CUDA graph.
 
-If all devices of the plan are one real device, the ops become a flat list of functions over slots,
-built once. Each op then takes one call into PyTorch, one write to a slot, and the removal of
-tensors that are no longer needed. Several real devices use streams and events instead
-(`PlacedStep`). Updates are not included: the user's own optimizer runs after the step.
+The ops become a flat list of functions over slots, built once. A slot holds the tensor of one
+number of the traced program. Each op takes one call into PyTorch, one write to a slot, and the
+clearing of slots that are not needed any more. `EagerStep` runs this list, `ReplayedStep` captures
+it as a CUDA graph. If the plan uses several real devices, `PlacedStep` runs the step instead.
+Optimizer updates are not included, because the user's own optimizer runs after the step.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ Slots = list[Any]
 def performed(bound: BoundCall, call: Call, slots: Slots) -> Callable[[], None]:
     """Return a function without arguments that runs a call on slots.
 
-    Inputs and outputs of a call are known when it is traced, so they are examined once and not in
-    each step. That makes small steps, such as those of recurrent networks, as fast as plain
-    PyTorch.
+    Types and number of inputs and outputs are known from the trace, so they are examined once
+    instead of in each step. Small steps, such as those of recurrent networks, are thus as fast as
+    plain PyTorch.
     """
     nested = [(at, bound.args[at]) for at in bound.nested]
     are_plain = all(
@@ -51,6 +52,7 @@ def performed(bound: BoundCall, call: Call, slots: Slots) -> Callable[[], None]:
     outputs = call.outputs
 
     def run() -> Any:
+        # A copy per run: a shared list would keep the tensors alive after the call.
         args = constants.copy()
         for position, number in refs:
             args[position] = slots[number]
@@ -62,7 +64,7 @@ def performed(bound: BoundCall, call: Call, slots: Slots) -> Callable[[], None]:
         for output, result in zip(outputs, (run(),) if gives_one else run(), strict=True):
             if output is not None:
                 slots[output] = result
-        # The program has another number for a tensor that the call has written to.
+        # A traced program gives a tensor a new number after each write to it.
         for before, after in versions:
             slots[after] = slots[before]
 
@@ -113,8 +115,7 @@ class OpCalls:
         self.graph, self.program, self.device, self._seed = graph, program, device, seed
         self.slots: Slots = [None] * len(program.tensors) if slots is None else slots
         self.draw = 0
-        """Number of the step, or of a microbatch of it, from which seeds of random draws are
-        derived."""
+        """Number of the step or microbatch, from which seeds of random draws are derived."""
         self.weight: Weight = 1.0
         """Weight of the loss."""
 
@@ -123,6 +124,7 @@ class OpCalls:
         call, tensors = self.program.calls[op], self.program.tensors
         specs = [None if t is None else tensors[t] for t in call.outputs]
         function = stand_in(call, specs, self.device, sent)
+        # Backward starts from a tensor of ones; scaling it scales all gradients.
         if starts_backward(self.program, call):
             function = self._weighted(call.function)
         do = performed(BoundCall(call, self.device, function), call, self.slots)
@@ -151,9 +153,9 @@ class OpCalls:
             self.slots[number] = None
 
     def _checked(self, do: Callable[[], None], call: Call) -> Callable[[], None]:
-        """Wrap `as_strided` to refuse a tensor with other strides than the traced one.
+        """Wrap `as_strided` to refuse a tensor whose strides differ from the traced ones.
 
-        On such a tensor the view would show other elements.
+        The view would silently contain wrong elements.
         """
         base, slots = call.args[0].number, self.slots
         layout = self.program.tensors[base].layout
@@ -206,8 +208,8 @@ class EagerStep(OpCalls):
         self.gradients: dict[int, torch.Tensor] = {}
         """Gradients by number of the parameter, after the backward pass."""
         self.on_gradient: Callable[[int, torch.Tensor], torch.Tensor] | None = None
-        """Called with a parameter and its gradient after the op that computes it; returns the
-        tensor to use as the gradient from then on."""
+        """Called with a parameter and its gradient right after the gradient is computed; returns
+        the tensor that replaces the gradient."""
         self._gradients_of = _gradients_of_ops(setup.program)
         self._redraws = RecomputedDraws(setup.program, device)
         ops = self._ops(setup)
@@ -246,7 +248,7 @@ class EagerStep(OpCalls):
         self.backward(weight)
 
     def value(self, tensor: int) -> torch.Tensor:
-        """Return the tensor in a slot that was kept."""
+        """Return a kept tensor of the last step."""
         found: torch.Tensor = self.slots[tensor]
         return found
 
@@ -265,8 +267,8 @@ class EagerStep(OpCalls):
     def _ops(self, setup: Setup) -> list[BoundOp]:
         """Bind the ops in the order of the plan, without transfers between its devices.
 
-        All devices of the plan are one real device here. A tensor is dropped where the last of them
-        drops it, unless it outlives the step there.
+        All devices of the plan are one real device here, so a tensor is dropped once the last of
+        them drops it.
         """
         ops: list[BoundOp] = []
         dropped_after: dict[int, int] = {}
@@ -303,10 +305,9 @@ class EagerStep(OpCalls):
 
 
 def _gradients_of_ops(program: Program) -> dict[int, list[tuple[int, int, bool]]]:
-    """Return for each op the parameters whose gradients it computes, these gradients, and if other
-    ops read them.
+    """Return by op the gradients that it computes: (parameter, gradient, is read by another op).
 
-    Ops of the optimizer are not counted as readers.
+    Ops of the optimizer do not count as readers.
     """
     read = {t for call in program.calls if call.phase != Phase.OPTIMIZER for t in call.reads}
     found: dict[int, list[tuple[int, int, bool]]] = {}
@@ -323,8 +324,8 @@ def _strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
 
 
 def kept_tensors(setup: Setup, *, everything: bool) -> frozenset[int]:
-    """Return numbers of the model's outputs: all, or parameters, buffers, inputs and single
-    elements."""
+    """Return numbers of the model's outputs to keep: all of them, or only those that cost no
+    memory (parameters, buffers, inputs) and single numbers."""
     returned = setup.program.returned
     found = [leaf.number for leaf in returned.leaves if hasattr(leaf, "number")] if returned else []
     specs = setup.program.tensors
@@ -401,7 +402,7 @@ class ReplayedStep(EagerStep):
 
     @property
     def lends(self) -> bool:
-        """True if gradients are memory of the graph, which the next replay overwrites."""
+        """True if gradients are in the graph's memory, which the next replay overwrites."""
         return self.replay.captured is not None
 
     def forward(self, given: Given, step: int) -> None:

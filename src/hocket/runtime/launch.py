@@ -1,8 +1,9 @@
 """Start a user's script once per device of a plan, as torchrun does, and supervise the ranks.
 
-The script calls `hocket.prepare`, which reads from environment variables which rank of which plan
-it is. If a rank fails or is killed, the error names it and all other ranks are ended. On several
-machines each one starts the ranks of its own devices, and all meet at the address of the first.
+The script calls `hocket.prepare`, which reads its rank and the path of the plan from environment
+variables. If a rank fails or is killed, the error names it and all other ranks are ended. On
+several machines ``hocket launch`` runs on each one and starts the ranks of that machine; all ranks
+rendezvous at the address of the first machine.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class Machines:
     index: int = 0
     """Index of this machine."""
     address: str = LOOPBACK
-    """Address of the first machine, at which all ranks meet."""
+    """Address of the first machine, where all ranks rendezvous."""
     port: int = 0
-    """Port at which ranks meet there; 0 means any free port, which needs a single machine."""
+    """Port of the rendezvous; 0 means any free port, which works only with one machine."""
 
 
 def launch(
@@ -105,7 +106,7 @@ def used_devices(problem: Problem, plan: Plan) -> list[str]:
 
 
 def _own_ranks(saved: SavedPlan, names: Sequence[str], machines: Machines) -> list[int]:
-    """Return the ranks of this machine: those of one host of the plan, else an equal part."""
+    """Return the ranks of this machine: one host of the plan, or an equal part of all ranks."""
     if machines.count == 1:
         return list(range(len(names)))
     host_of = {device.name: device.host for device in saved.problem.cluster.devices}
@@ -132,7 +133,7 @@ def _is_loopback(address: str) -> bool:
 def _variables(
     rank: int, own: Sequence[int], num_ranks: int, port: int, machines: Machines, plan: Path
 ) -> dict[str, str]:
-    """Return the environment variables of a rank: those that torchrun sets, and the plan."""
+    """Return the environment variables of a rank: the variables of torchrun, and the plan."""
     threads = max(1, (os.cpu_count() or 1) // len(own))
     found = {
         "RANK": str(rank),
@@ -147,5 +148,6 @@ def _variables(
         PLAN_VARIABLE: str(plan.resolve()),
     }
     if _is_loopback(machines.address):
+        # By default gloo uses the interface that the host name resolves to, not loopback.
         found["GLOO_SOCKET_IFNAME"] = "lo"
     return found

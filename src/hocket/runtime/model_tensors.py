@@ -1,9 +1,9 @@
 """The model's tensors on the devices of a plan, and checks that they were not replaced.
 
-Tensors that are on the right device are not copied: a step writes to the memory of the user's
-model. If a tensor has to move, all tensors that share its storage move with it, including tied
-weights. `ModelTree` detects replaced modules, tensors and hooks; `settings_of` lists plain values
-of modules that the training loop may change.
+`ModelTensors` moves tensors to their planned devices. Tensors that are there already are not
+copied, so a step writes to the memory of the user's model. All tensors that share a storage, such
+as tied weights, move together. `ModelTree` detects replaced modules, tensors and hooks;
+`settings_of` lists plain values of modules that the training loop may change.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class ModelTree:
 
 
 def _tensor_names(module: nn.Module) -> tuple[str, ...]:
-    """Return names of plain attributes that are tensors or None, and ``forward``."""
+    """Return ``forward`` and the names of plain attributes that are tensors or None."""
     return (
         "forward",
         *(
@@ -169,12 +169,13 @@ def settings_of(modules: Iterable[nn.Module]) -> Iterator[Settings]:
 def setting_values(settings: Iterable[Settings]) -> tuple[Any, ...]:
     """Return the current values of settings; objects of other types are compared by identity."""
     values = (dict.get(held, name) for held, names in settings for name in names)
+    # Not `isinstance`, which a user's class may answer by a `__class__` property.
     return tuple(each if issubclass(type(each), _SCALARS) else id(each) for each in values)
 
 
 _SCALARS = (bool, int, float, str)
 _MAX_DEPTH = 2
-"""Depth of configurations inside configurations."""
+"""Maximum depth of nested configuration objects and dicts."""
 
 
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
@@ -183,8 +184,8 @@ _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
 def _named_values(value: Any) -> dict[str, Any] | None:
     """Return the attribute dict of a user's object, or the dict itself; None for other types.
 
-    Attribute methods that a class overrides are not called: they may create the attribute that is
-    looked up.
+    ``__getattr__`` methods of the user's classes are not called, because they may create the
+    requested attribute.
     """
     kind = type(value)
     if issubclass(kind, dict):

@@ -1,8 +1,8 @@
 """Check the numerics of a parallel configuration at small size, against training on one device.
 
-The small configuration has the same structure: the same kinds of parallelism with degrees of two, a
-schedule of the same type, and a model of a few thousand parameters. Losses and gradients in double
-precision must agree within `TOLERANCE`.
+The small configuration has the same structure: the same types of parallelism with degrees of two, a
+schedule of the same type, and a model of a few thousand parameters. It runs in CPU processes with
+gloo. Losses and gradients in double precision must agree within `TOLERANCE` with plain PyTorch.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from hocket.runtime.transformer_refusals import refuse_degrees, refuse_plan, str
 from hocket.transformer import ParallelConfig, Transformer
 
 _MAX_STAGES_ALONE = 4
-"""Most pipeline ranks without tensor or data parallelism; with one of these there are two."""
+"""Maximum number of pipeline ranks without tensor or data parallelism; otherwise it is two."""
 _MAX_KEPT_ACTIONS = 512
-"""Most actions per device at which a schedule is kept unchanged."""
+"""Maximum number of actions per device of a schedule that is used unchanged."""
 
 
 def small_of(
@@ -86,15 +86,15 @@ def small_model(model: Transformer, num_layers: int) -> Transformer:
 
 
 def _layers(config: ParallelConfig, small: ParallelConfig) -> tuple[int, ...]:
-    """Return layers per stage: one, and two in every other stage if the config is uneven."""
+    """Return the layers per stage: all one, or for uneven configs alternately one and two."""
     uneven = config.layers is not None and len(set(config.layers)) > 1
     return tuple(2 if uneven and stage % 2 else 1 for stage in range(small.num_stages))
 
 
 def _shorter(config: ParallelConfig, small: ParallelConfig, schedule: Schedule) -> Schedule:
-    """Return a schedule for fewer ranks that splits backward passes if the given one does.
+    """Return a schedule for fewer ranks that splits backward passes if ``schedule`` does.
 
-    It is the first such one of the config's named schedule, interleaved 1F1B and ZB-H1.
+    The candidates are the config's named schedule, interleaved 1F1B and ZB-H1, in this order.
     """
     from hocket.planners.parallel.schedules import make_schedule
 
@@ -105,9 +105,9 @@ def _shorter(config: ParallelConfig, small: ParallelConfig, schedule: Schedule) 
 
 
 TOLERANCE = 1e-6
-"""Largest difference, relative to the tensor's largest value or to one, whichever is larger."""
+"""Maximum difference, relative to the larger one of the tensor's largest value and 1."""
 _STEPS = 2
-"""The second loss also depends on the first update."""
+"""Number of steps: the second loss also depends on the first update."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +163,7 @@ def differences(saved: SavedPlan, seed: int = 0) -> Agreement:
 
     num_ranks = saved.plan[Parallel].config.num_devices
     places = {f"rank{rank}": "cpu" for rank in range(num_ranks)}
-    # With plain descent of rate 1 a step moves each parameter by its gradient.
+    # SGD with lr=1 moves each parameter by its gradient, so parameters show the gradients.
     given = {
         "model": None, "dtype": "float64", "state_after": 1,
         "update": {"name": "sgd", "settings": {"lr": 1.0}},

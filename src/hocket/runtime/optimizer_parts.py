@@ -1,8 +1,9 @@
-"""The user's optimizer for some of its parameters, so that each block is updated by itself.
+"""Parts of the user's optimizer with some of its parameters, so that blocks are updated separately.
 
-A part shares class, settings and state with the optimizer and has other parameters. That works for
-every optimizer whose update of a parameter reads that parameter alone. Updates of others are
-noticed by version counters of the parameters.
+A part has the class, settings and state of the optimizer, and a subset of its parameters. Parts
+work for every optimizer whose update of a parameter reads no other parameter (`updates_in_parts`).
+`HostUpdate` uses parts for ZeRO-Offload updates on the host. `versions_of` detects writes to
+parameters by code outside of hocket.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _PER_PARAMETER_PACKAGES = ("torch", "transformers", "bitsandbytes")
-"""Packages whose optimizers update every parameter by itself."""
+"""Packages whose optimizers update every parameter independently of the others."""
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 _HOST = torch.device("cpu")
 _parts: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-"""Parts that were made here: their steps are not the user's."""
+"""Parts created by this file; `count_fused` ignores their steps."""
 _num_fused_steps = 0
 
 
@@ -29,7 +30,7 @@ _num_fused_steps = 0
 
 
 def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Return numbers that change when somebody else writes to the tensors.
+    """Return numbers that change when code outside of hocket writes to the tensors.
 
     Fused optimizers do not move PyTorch's version counters, so their steps are counted.
     """
@@ -69,10 +70,10 @@ def updates_in_parts(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def without_parameters(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Copy an optimizer with its present settings, without groups and states."""
+    """Return a copy of an optimizer with its present settings, but no groups and states."""
     part: torch.optim.Optimizer = object.__new__(type(optimizer))
     part.__dict__.update(optimizer.__dict__)
-    # A scheduler puts a function here that counts steps of the whole optimizer.
+    # Learning-rate schedulers wrap `step` to count the steps of the entire optimizer.
     part.__dict__.pop("step", None)
     # Hooks belong to the whole optimizer's step, too: see `updates_in_parts`.
     part._optimizer_step_pre_hooks = OrderedDict()
@@ -120,7 +121,7 @@ def group_of(
 ) -> dict[nn.Parameter, int]:
     """Return the group index of each parameter.
 
-    Cached, because every block asks; read again where groups changed or a parameter is missing.
+    The result is cached, because every block needs it, until groups or parameters change.
     """
     lists = [(group["params"], len(group["params"])) for group in optimizer.param_groups]
     known = _groups.get(optimizer)
@@ -148,8 +149,8 @@ class _Master(NamedTuple):
 class HostUpdate:
     """Runs steps of an optimizer on the host, which holds its state and a copy of every parameter.
 
-    ZeRO-Offload (Ren et al., 2021): gradients are copied to the host when all are there, the user's
-    optimizer updates the copies, and parameters are copied back.
+    ZeRO-Offload (Ren et al., 2021): once all gradients are computed they are copied to the host,
+    the user's optimizer updates the copies, and parameters are copied back.
     """
 
     def __init__(self) -> None:
@@ -175,12 +176,13 @@ class HostUpdate:
             self._masters[parameter] = _Master(
                 master, versions_of([parameter]), parameter.data_ptr()
             )
-        # Schedulers check whether it was called.
+        # Learning-rate schedulers warn unless `optimizer.step` was called before them.
         optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def _master(self, parameter: nn.Parameter) -> nn.Parameter:
         known = self._masters.get(parameter)
         now = versions_of([parameter]), parameter.data_ptr()
+        # Unchanged since the last update: the copy need not be read from the device again.
         if known is not None and (known.versions, known.address) == now:
             return known.parameter
         return nn.Parameter(parameter.detach().to(_HOST, copy=True))

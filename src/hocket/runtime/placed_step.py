@@ -1,10 +1,10 @@
 """Run a traced step on several devices of this process, with streams, transfers and timestamps.
 
-The host launches all instructions in their global order. On CUDA devices this only fills streams: a
-compute stream per logical device, a transfer stream per pair of devices, and events if one stream
-has to wait for another. Several logical devices may share a real one. Sources of copies are held
-until they are sent. On a CPU the instructions run in that order. Timestamps of every op and
-transfer give a measured timeline.
+A logical device is a device of the plan; several logical devices may share a real one. The host
+launches all instructions in their global order. On a CPU each instruction runs at once. On CUDA
+devices the launches fill one compute stream per logical device and one transfer stream per pair of
+devices; events make one stream wait for another. The source tensor of a copy is held until it has
+been sent. Timestamps of every op and transfer give a measured timeline.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hocket.runtime.traced_recompute import RecomputedDraws
 
 
 class HeldTensors(dict[int, torch.Tensor]):
-    """Tensors by number, and their bytes; a storage with several views is counted once."""
+    """Tensors by number, with the total bytes of their storages, each counted once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,11 +72,10 @@ class PlacedStep:
         self, setup: Setup, devices: Mapping[int, torch.device], *, seed: int | None,
         keep: frozenset[int] = frozenset(),
     ) -> None:  # fmt: skip
-        """``devices`` maps devices of the plan to real ones; ``keep`` holds numbers of tensors to
-        keep.
+        """``devices`` maps devices of the plan to real ones; tensors with numbers in ``keep``, loss
+        and gradients are not dropped.
 
-        Loss and gradients are kept in any case. Without a ``seed``, draws continue from the state
-        of PyTorch's generators.
+        Without a ``seed``, draws continue from the state of PyTorch's generators.
         """
         self.setup, self._seed = setup, seed
         self.record: StepRecord | None = None
@@ -102,10 +101,11 @@ class PlacedStep:
         }
         real = list(devices.values())
         self._alone = {i: d.type == "cuda" and real.count(d) == 1 for i, d in devices.items()}
-        """True for logical devices with a CUDA device, and its memory, of their own."""
+        """True for logical devices that do not share their CUDA device, so that its peak is
+        theirs."""
         self._marks: dict[str, dict[int, tuple[DeviceStream, Any]]] = {}
-        """Timestamps by field of `StepRecord` and by op or transfer, each with the stream whose
-        clock it uses."""
+        """Timestamps by field of `StepRecord` and number of the op or transfer, with their
+        streams."""
         self._memory: dict[int, list[tuple[Any, int]]] = {}
         self.gradients: dict[int, torch.Tensor] = {}
         """Gradients by number of the parameter."""
@@ -157,7 +157,7 @@ class PlacedStep:
         return record
 
     def value(self, tensor: int) -> torch.Tensor:
-        """Return a tensor that was kept."""
+        """Return a kept tensor of the last step."""
         return next(held[tensor] for held in self.held.values() if tensor in held)
 
     def forget(self) -> None:
@@ -169,8 +169,7 @@ class PlacedStep:
     # ── where ranks differ ───────────────────────────────────────────────────────────────────
 
     def _meet(self) -> None:
-        """Begin a step at the same time as other ranks; within one process there is nothing to
-        do."""
+        """Synchronize the start of a step with other ranks; does nothing in one process."""
 
     def _flush(self) -> None:
         """Wait until all tensors have been sent to other ranks; nothing to do in one process."""
@@ -210,6 +209,7 @@ class PlacedStep:
             return
         stream.wait(arrival.event)
         if arrival.data.is_cuda:
+            # The memory belongs to the transfer stream, but the compute stream reads it.
             arrival.data.record_stream(torch.cuda.current_stream(stream.device))
         tensor = self.setup.split.transfers[number].tensor
         spec = self.program.tensors[tensor]
@@ -291,9 +291,9 @@ Packing = Callable[[torch.Tensor], torch.Tensor]
 
 
 class DeviceStream:
-    """A logical device on the CPU, where every call blocks until it is done.
+    """Stream of a logical device on the CPU, where every call blocks until it is done.
 
-    A mark is a point in time: of the host's clock for CPUs, an event on the stream for CUDA. Marks
+    A mark is a timestamp: a time of the host's clock on CPUs, a timed event on CUDA streams. Marks
     are converted to seconds when the step is over.
     """
 
@@ -320,7 +320,7 @@ class DeviceStream:
         """Run the next calls on this device."""
 
     def release_current(self) -> None:
-        """End what `make_current` began."""
+        """Undo `make_current`."""
 
     def wait(self, event: Any) -> None:
         """Let later work wait for ``event``, which may be None."""
@@ -353,6 +353,7 @@ class CudaStream(DeviceStream):
 
     def begin(self) -> None:
         """Start a step."""
+        # CUDA events give differences only; the base event ties them to the host's clock.
         self._base.record(self.stream)
         self.stream.synchronize()
         self._base_s = time.perf_counter()
@@ -404,7 +405,7 @@ def new_stream(device: torch.device) -> DeviceStream:
 
 
 class Channel:
-    """Connection of two logical devices, with a stream at each end between CUDA devices."""
+    """Connection of two logical devices; between CUDA devices it has a copy stream on each."""
 
     def __init__(self, src: DeviceStream, dst: DeviceStream) -> None:
         self.src, self.dst = src, dst

@@ -1,4 +1,9 @@
-"""Build the model of a plan again, capture its step, and compare the graph with the plan."""
+"""Build the model of a plan anew, capture its step, and compare the graph with the plan.
+
+`build` finds the model by the name or factory in the graph, or uses a model of this program.
+`require_same` refuses a model whose graph differs from the planned one, and names the first
+difference.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +26,11 @@ from hocket.graph.graph import Graph
 _NOT_COMPARED = frozenset(
     {"name", "workspace_bytes", "tensor_bytes", "stated", "other_batch", "meta"}
 )
-"""Fields that a profile changes, or that do not determine what is computed."""
+"""Fields of a graph that a profile changes, or that do not affect the computation."""
 _KINDS: Mapping[str, type] = {
     "batch": int, "seq": int, "dtype": str, "optimizer": str, "device": str, "amp": str,
 }  # fmt: skip
-"""Expected types of the entries about a graph's capture, which come from a file."""
+"""Expected types of the capture's entries in ``graph.meta``, which may come from a user's file."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +44,7 @@ class ModelSource:
 
 @dataclass(frozen=True, eq=False)
 class BuiltModel:
-    """A model that can be trained, and how other processes build the same model."""
+    """A model that can be trained, with the name and options to build it in other processes."""
 
     module: torch.nn.Module
     batch: Any
@@ -64,8 +69,8 @@ def build(
     name, loss = _name_of(graph, model), _noted_loss(graph)
     keys = ("batch", "seq", "dtype")
     sizes = {key: graph.meta[key] for key in keys if graph.meta.get(key) is not None}
-    # Capture read the sizes off the batch; parameters of the user's function with these names may
-    # mean something else.
+    # These sizes were read from the batch. A user's function may have parameters of the same names
+    # with another meaning, so a second attempt is made without sizes.
     attempts = [sizes, {}] if ":" in name else [sizes]
     for options in attempts:
         try:
@@ -91,7 +96,7 @@ def built_by_name(
 
 
 def _name_of(graph: Graph, model: str | None) -> str:
-    """Return the model's name, given or noted in the graph."""
+    """Return the name of the model: ``model``, or the name in the graph."""
     name = model or str(graph.meta.get("model") or "")
     if graph.meta.get("level") == "module" and (why := graph.meta.get("why")):
         mend = graph.meta.get("mend") or "keep the step independent of data values"
@@ -120,7 +125,7 @@ def _check_types(graph: Graph) -> None:
 def _require_planned(
     graph: Graph, model: Any, batch: Any, name: str, loss: Loss | str | None
 ) -> None:
-    """Capture the step again, and refuse a graph that differs from the planned one."""
+    """Capture the model's step, and refuse a graph that differs from the planned one."""
     meta = graph.meta
     captured, _ = capture_program(
         model, batch, loss=loss, optimizer=optimizer_of_meta(meta), name=name,

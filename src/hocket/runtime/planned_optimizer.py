@@ -1,4 +1,4 @@
-"""Converts between the user's optimizer and its description in a plan."""
+"""Converts between the user's PyTorch optimizer and its description in a plan."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Choose the strategy that executes a plan.
 
-`hocket.prepare` uses `choose_strategy` for the user's loop, `hocket run` for synthetic batches.
+`choose_strategy` returns a parallel, memory-budget or op-placement strategy, depending on the plan
+or on the options without a plan. `hocket.prepare` uses it for the user's loop, `hocket run` for
+synthetic batches.
 """
 
 from __future__ import annotations
@@ -43,9 +45,10 @@ def is_parallel(given: Given | None) -> bool:
 
 
 def may_take_budget(given: Given | None) -> bool:
-    """True for plans of several ranks, each of which may be given a memory budget.
+    """True for plans that allow an additional memory budget for each rank.
 
-    Plans of one device and of round-robin pipelines have decided which tensors stay on the device.
+    Plans of one device and of round-robin pipelines determine themselves which tensors stay on the
+    device.
     """
     if isinstance(given, ParallelConfig):
         return given.num_devices > 1
@@ -128,7 +131,7 @@ def _reduce_backend(task: TrainingTask, saved: SavedPlan | None) -> str | None:
 def _propagation_of(
     task: TrainingTask, saved: SavedPlan | None
 ) -> Callable[[], Propagation] | None:
-    """Return what starts priority gradient sync; None if it is not planned or not possible."""
+    """Return the function that starts priority gradient sync, or None if it is not used."""
     if saved is None or (priority := saved.plan.get(Priority)) is None:
         return None
     require_structure(saved.plan, saved.problem)

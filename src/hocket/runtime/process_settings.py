@@ -1,4 +1,4 @@
-"""Context managers that set PyTorch's CPU threads and defer garbage collection."""
+"""Context managers that set the number of PyTorch's CPU threads and defer garbage collection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @contextmanager
 def torch_threads(count: int | None) -> Iterator[None]:
-    """Use ``count`` threads, or the present number; restores it at the end."""
+    """Use ``count`` threads inside the context; None leaves the number unchanged."""
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)

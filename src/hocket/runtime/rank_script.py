@@ -1,4 +1,8 @@
-"""The user's script as one rank: ``python -m hocket.runtime.rank_script``, started by `launch`."""
+"""The user's script as one rank: ``python -m hocket.runtime.rank_script``, started by `launch`.
+
+Runs the script as ``__main__`` with its arguments, prefixes its output lines with the rank, and
+reports failures to the parent process.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,9 @@ from hocket.base.errors import RunError
 from hocket.processes.child import Parent, live
 from hocket.runtime.ranks import CommunicationError, lost_another
 
-# Lines that a rank prints, each with the rank's number before it: ``[rank1]: loss 0.3``.
+# Lines that a rank prints get the rank as prefix: ``[rank1]: loss 0.3``.
 #
-# Only what Python writes; libraries that write to the descriptor themselves are not seen here.
+# Output of libraries that write to the file descriptor themselves has no prefix.
 
 
 class RankStream(io.TextIOWrapper):
@@ -27,7 +31,7 @@ class RankStream(io.TextIOWrapper):
         self._prefix, self._is_at_start = f"[rank{rank}]: ", True
 
     def write(self, text: str) -> int:
-        """Write text, with the rank before every line that begins in it."""
+        """Write text, with the rank as prefix of every line that begins in it."""
         lines = text.split("\n")
         written = []
         for index, line in enumerate(lines):
@@ -41,7 +45,7 @@ class RankStream(io.TextIOWrapper):
 
 
 def name_lines(rank: int) -> None:
-    """Put the rank before every line that this process prints from here on."""
+    """Prefix every line that this process prints from now on with the rank."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and not isinstance(stream, RankStream):
@@ -55,6 +59,7 @@ def run_script(parent: Parent) -> None:
     script = sys.argv[0]
     if int(os.environ["WORLD_SIZE"]) > 1:
         name_lines(int(os.environ["RANK"]))
+    # As Python does for a script; `runpy.run_path` does not.
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     try:
         runpy.run_path(script, run_name="__main__")

@@ -1,4 +1,9 @@
-"""The instructions of one rank's device in a traced step, with messages for transfers."""
+"""Run one device's instructions of a traced step on one rank, with messages for transfers.
+
+Each rank executes the instructions of one device of the plan. Transfers between devices are
+non-blocking sends and receives of packed bytes. Losses and outputs are broadcast from the rank that
+has computed them.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +44,12 @@ class RankedStep(PlacedStep):
         super().__init__(setup, {self.device_index: device}, seed=seed or 0, keep=keep)
         self._sends = PendingSends()
         self._posted: dict[int, tuple[Any, torch.Tensor]] = {}
-        # Kernels of accelerators leave the generator state of fused attention with dropout on the
-        # host.
+        # Messages arrive on the device, but kernels of fused attention expect their generator state
+        # on the host.
         self._host_tensors = setup.host_tensors
 
     def value(self, tensor: int) -> torch.Tensor:
-        """Return a tensor that was kept, on every rank. Collective: all ranks call it together."""
+        """Return a kept tensor on every rank. Collective: all ranks must call it."""
         owner = self.owner(tensor)
         spec = self.program.tensors[tensor].layout
         assert spec is not None
@@ -56,7 +61,7 @@ class RankedStep(PlacedStep):
         return found
 
     def owner(self, tensor: int) -> int:
-        """Return the rank of the device that a tensor is first on."""
+        """Return the rank that computes a tensor, or for inputs the first rank that has it."""
         used = self.setup.split.used_devices
         producer = self.program.tensors[tensor].producer
         if producer >= 0:

@@ -1,6 +1,8 @@
-"""Join the ranks of a training, track sends between them, and recognise the loss of another rank.
+"""Rendezvous of ranks, pending sends, and errors that mean the loss of another rank.
 
 Ranks rendezvous at a key-value store in the process that started them, on loopback by default.
+`PendingSends` holds tensors until they are sent. `lost_another` recognizes errors of gloo and NCCL
+that another rank has caused, so that the failed rank is reported and not this one.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from hocket.base.errors import RunError, UsageError
 from hocket.processes.root_cause import CONSEQUENCE
 
 _PATIENCE = timedelta(days=1)
-"""Timeout of collectives: practically none, since the supervisor detects ranks that hang."""
+"""Timeout of collectives: in effect none, because the supervisor detects ranks that hang."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -32,6 +34,7 @@ class MeetingStore:
     def __init__(self, host: str = LOOPBACK, port: int = 0) -> None:
         """Port 0 means any free port."""
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # A port of a run that has just ended is in TIME_WAIT for a while.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
@@ -105,11 +108,11 @@ def rank_device(environment: Mapping[str, str]) -> torch.device:
 
 
 _SIGNS = ("connection closed", "connection reset", "broken pipe", "remote process exited")
-"""Messages of gloo and NCCL if another rank is gone."""
+"""Parts of messages of gloo and NCCL after another rank has died."""
 
 
 class CommunicationError(RunError):
-    """Another rank is gone, so this rank is not the root cause."""
+    """Another rank has died, so this rank is not the root cause."""
 
     code = CONSEQUENCE
 

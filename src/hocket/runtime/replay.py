@@ -1,15 +1,15 @@
 """Capture repeated steps and updates as CUDA graphs, and replay them.
 
-A graph repeats kernels with the addresses and numbers of its capture, so each step is identified by
-a key of all of these. The first steps with a key are eager, so that libraries choose kernels and
-allocate workspaces; the next one is captured, and from then on replayed. Another key starts over. A
-step that cannot be captured stays eager, and the reason is reported.
+A CUDA graph repeats kernels with the addresses and constants of its capture, so each step is
+identified by a key of all of these. The first steps with a key are eager, so that libraries choose
+kernels and allocate workspaces; the next one is captured, and later ones are replayed. A new key
+starts over. A step that cannot be captured stays eager, and the reason is reported.
 
-After a replayed step, launching each kernel of the update takes the host longer than a small model
-computes. PyTorch's fused optimizers keep all changing values on the device: while addresses of
-parameters, gradients and states and all settings stay the same, their step runs the same kernels.
-Other optimizers, optimizer hooks, or a learning rate changed by a scheduler make an update eager.
-O(parameters) comparisons per update.
+Optimizer updates are captured separately (`ReplayedUpdate`), because launching their kernels can
+take the host longer than a small model computes. PyTorch's fused optimizers have all changing
+values on the device. As long as addresses of parameters, gradients and states and all settings are
+unchanged, a step runs the same kernels. Other optimizers, optimizer hooks, or a learning rate
+changed by a scheduler make an update eager. O(parameters) comparisons per update.
 """
 
 from __future__ import annotations
@@ -81,8 +81,10 @@ class GraphReplay(Generic[Captured]):
         return eager(f"{left} more {'step' if left == 1 else 'steps'} before the capture")
 
     def find(self, key: Any, capture: Callable[[], Captured]) -> Captured | None:
-        """Return the captured step to replay, captured now if it is time; None for an eager
-        step."""
+        """Return the captured step to replay, or None for an eager step.
+
+        Calls ``capture`` once enough steps with this key were eager.
+        """
         if self.refusal:
             return None
         if key != self._key:
@@ -92,7 +94,7 @@ class GraphReplay(Generic[Captured]):
                 self.captured = capture()
             # Whatever a kernel or a library raises: training continues without a graph.
             except Exception as error:
-                # Ending a failed capture raises too, and says less than the first error.
+                # The end of a failed capture raises an error of its own, which hides the first one.
                 causes = [error, *([error.__context__] if error.__context__ else [])]
                 self.refusal = "; after ".join(map(one_line, causes))
                 del causes
@@ -152,7 +154,7 @@ def with_update(passes: str, update: object) -> str:
 
 
 def eager_update_reason(optimizer: torch.optim.Optimizer, *, is_made_fused: bool = False) -> str:
-    """Return why an update has to be eager, or an empty string.
+    """Return the reason why an update must be eager, or an empty string.
 
     With ``is_made_fused`` the caller uses fused kernels, regardless of the optimizer's setting.
     """
@@ -196,7 +198,7 @@ def _capturable_step(optimizer: torch.optim.Optimizer) -> None:
             group["capturable"] = value
 
 
-# Parts that every captured step needs: key of the model, static batch, side stream.
+# ── parts of captured steps ──────────────────────────────────────────────────────────────────────
 #
 # A CUDA graph fixes memory addresses and choices of kernels at its capture. `model_key` returns
 # those that depend on the model, so that a changed model is captured again; `StaticBatch` copies
@@ -206,10 +208,10 @@ def _capturable_step(optimizer: torch.optim.Optimizer) -> None:
 
 
 def model_key(model: nn.Module, device: torch.device) -> tuple[Any, ...]:
-    """Return everything about a model on which the kernels and addresses of a step depend.
+    """Return the properties of a model on which the kernels and addresses of a step depend.
 
-    These are the training modes of modules, the addresses of parameters and buffers, which
-    parameters are frozen, and the dtype of autocast, if it is enabled.
+    These are the training modes of modules, the addresses of parameters and buffers, the frozen
+    parameters, and autocast's dtype if autocast is enabled.
     """
     return (
         autocast_dtype(device.type),

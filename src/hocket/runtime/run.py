@@ -1,8 +1,10 @@
 """``hocket run``: train synthetic batches under a plan, and compare with the prediction.
 
-The model is built again with random weights, in this process or in one process per device of the
-plan. `choose_strategy` chooses the strategy, as for `hocket.prepare`. A process that dies, stops or
-fails is named in a `RunError`. However a run ends, no process, file or port of the run is left.
+The model is built anew with random weights, in this process or in one process per device of the
+plan. The strategy is chosen as for `hocket.prepare`. The file chooses backend and real devices,
+checks the plan and the free memory of this machine, runs the steps, and returns losses, step times,
+peaks and the measured timeline. If a process dies, hangs or fails, a `RunError` names it. However
+the run ends, its processes, files and ports are released.
 """
 
 from __future__ import annotations
@@ -47,13 +49,13 @@ from hocket.simulate import Timeline, simulate
 from hocket.simulate.verify import update_violations
 
 Kind = Literal["placement", "transformer", "shares", "budget", "waves"]
-"""The section that makes up a plan."""
+"""Type of a plan, by its main section."""
 _NUM_KEPT = 8
-"""Number of latest steps of which a typical one is shown."""
+"""Number of latest steps from which the step with the median time is shown."""
 
 
 def kind_of(plan: Plan) -> Kind:
-    """Return the kind of a plan, by which options and messages name it."""
+    """Return the type of a plan."""
     if plan.get(Waves) is not None:
         return "waves"
     if plan.get(Parallel) is not None:
@@ -63,7 +65,7 @@ def kind_of(plan: Plan) -> Kind:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Run:
-    """A plan to run; once it is ready, with its model and the real devices."""
+    """A plan to run; preparation adds the model and the real devices."""
 
     kind: Kind
     problem: Problem
@@ -78,7 +80,7 @@ class _Run:
     predicted_step_s: float | None = None
     """Predicted step time, if the timeline does not have it."""
     built: BuiltModel | None = None
-    """None for plans of a transformer's shape: each rank builds the model of that shape."""
+    """None for plans of a transformer shape: each rank builds the built-in model."""
     dtype: str | None = None
     agreement: Agreement | None = None
 
@@ -98,7 +100,7 @@ class _Run:
         return replace(self, backend=backend, places=dict(zip(names, places, strict=True)))
 
     def with_model(self) -> _Run:
-        """Build the planned model again."""
+        """Build the planned model anew, with random weights."""
         graph, options = self.problem.graph, self.options
         self.watch.on_progress(f"building {graph.name}")
         return replace(
@@ -117,7 +119,7 @@ class _Run:
 
 @dataclass(eq=False)
 class _Steps:
-    """Steps that have run so far."""
+    """Results of the steps that have run so far."""
 
     watch: RunCallbacks
     losses: list[float | None] = field(default_factory=list)
@@ -138,7 +140,7 @@ class _Steps:
         self.watch.on_step(number, record)
 
     def middle(self) -> tuple[StepRecord, Timeline | None]:
-        """Return the typical step."""
+        """Return the step with the median time among the latest steps."""
         found = middle_step([record for record, _ in self.kept], self.step_s)
         return next(pair for pair in self.kept if pair[0] is found)
 
@@ -223,7 +225,7 @@ def choose_backend(kind: Kind, wanted: str, devices: Sequence[Device]) -> tuple[
 
 
 def _suited(kind: Kind, devices: Sequence[Device], gpus: int) -> str:
-    """Return the backend that ``auto`` means for a plan on this machine."""
+    """Return the backend that ``auto`` selects for a plan on this machine."""
     if kind in ("budget", "waves") or (len(devices) == 1 and kind != "transformer"):
         return "single"
     if kind == "placement":

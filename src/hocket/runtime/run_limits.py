@@ -1,4 +1,8 @@
-"""Refuse runs that need more memory than this machine has, and estimate step times on its CPU."""
+"""Refuse runs that need more memory than this machine has, and estimate step times on its CPU.
+
+`require_memory_here` checks predicted peaks, `require_memory_for_states` checks weights, gradients
+and optimizer states of a transformer plan, and `cpu_step_s` estimates long steps on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +65,7 @@ _INSTEAD = (
 
 
 def require_memory_for_states(plan: TransformerPlan, dtype: torch.dtype) -> None:
-    """Refuse a run of a transformer's shape whose states alone would fill this machine."""
+    """Refuse a run of a transformer plan whose weights and states alone exceed free memory."""
     model, config = plan.model, plan.config
     if config.num_devices > _MAX_PROCESSES:
         raise UsageError(
@@ -90,11 +94,12 @@ def num_parameters(model: Transformer) -> int:
         small = TransformerModel(replace(model, layers=1))
     layer = sum(parameter.numel() for parameter in small.layers.parameters())
     whole = sum(parameter.numel() for parameter in small.parameters())
+    # A model with one layer is built, because all layers have the same size.
     return whole + (model.layers - 1) * layer
 
 
 _QUICK_FLOPS = 1e12
-"""Steps with fewer operations take seconds on any CPU, so they are not estimated."""
+"""Minimum FLOPs of a step to be estimated; smaller steps take only seconds on any CPU."""
 
 
 def cpu_step_s(problem: Problem) -> float | None:

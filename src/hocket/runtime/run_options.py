@@ -1,4 +1,4 @@
-"""Options, callbacks and result of ``hocket run``."""
+"""Options, callbacks and result of ``hocket run``, and the choice of a typical step to show."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SILENCE_S = Timeouts().silence_s
 """A rank without heartbeat and without CPU use for this long counts as stopped."""
 
 BACKENDS = ("auto", "single", "gloo", "nccl")
-"""One process; or a process per device, with gloo on CPUs or NCCL on GPUs."""
+"""``single`` is one process; ``gloo`` (CPUs) and ``nccl`` (GPUs) use one process per device."""
 
 OnStart = Callable[[list[int]], None]
 OnStep = Callable[[int, "StepRecord"], None]
@@ -47,7 +47,7 @@ class RunOptions:
     CPUs; on GPUs the planned dtype, or bfloat16 if the planned dtype needs loss scaling."""
 
     def require_meaning(self, kind: str) -> None:
-        """Refuse options that apply to other kinds of plans only."""
+        """Refuse options that do not apply to plans of this kind."""
         for each in fields(self):
             kinds = _ONLY_FOR.get(each.name, (kind,))
             if kind not in kinds and getattr(self, each.name) != each.default:
@@ -113,9 +113,9 @@ class RunResult:
 
 
 def middle_step(records: Sequence[StepRecord], step_s: Sequence[float]) -> StepRecord:
-    """Return a typical step: the longest of ``records`` that took at most the median of all steps.
+    """Return a typical step: the longest one of ``records`` up to the median time of all steps.
 
-    ``records`` are those of the latest steps; the first step of a run is left out.
+    ``records`` belong to the latest steps. The first step of a run is excluded as warm-up.
     """
     shown = records[1:] if 1 < len(records) == len(step_s) else records
     median_s = _median(step_s)

@@ -1,6 +1,7 @@
 """One rank of ``hocket run`` in a process of its own: ``python -m hocket.runtime.run_rank``.
 
-The rank reads the plan, builds the model by itself, and trains with the other ranks.
+The rank receives the plan from its parent process, builds the model, trains with the other ranks,
+and reports each step to the parent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``hocket run`` in one process per device: start ranks, watch them, and collect their steps."""
+"""``hocket run`` in one process per device: start ranks, supervise them, and join their records."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def run_ranks(
 
 
 def _collect(group: WorkerGroup, num_ranks: int, watch: RunCallbacks) -> RanksReport:
-    """Pass on each step once all ranks have reported it; return the other reports."""
+    """Call ``watch.on_step`` once all ranks have reported a step; return the other reports."""
     report, steps = RanksReport(), dict[int, list[StepRecord]]()
     for _, header, buffers in group.messages():
         if header["what"] == "state":

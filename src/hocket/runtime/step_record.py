@@ -1,4 +1,8 @@
-"""Measured times of one step, and the timeline made of them."""
+"""Measured times of one step, and their conversion into a timeline.
+
+Each rank or device fills a `StepRecord`; `joined` merges them, and `measured_timeline` returns the
+same `Timeline` type as the simulator.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +22,13 @@ TIMES = ("op_start_s", "op_end_s", "sent_s", "posted_s", "arrived_s")
 
 @dataclass
 class StepRecord:
-    """Times of one step in seconds of one clock, on one device or on all."""
+    """Times of one step in seconds of one clock, on one device or on all devices."""
 
     start_s: float = 0.0
     end_s: float = 0.0
     loss: float | None = None
     op_start_s: dict[int, float] = field(default_factory=dict)
-    """Start time by op, as all following tables by op, transfer or device."""
+    """Start time by op number."""
     op_end_s: dict[int, float] = field(default_factory=dict)
     sent_s: dict[int, float] = field(default_factory=dict)
     """Time at which the sender started a transfer."""
@@ -33,7 +37,7 @@ class StepRecord:
     arrived_s: dict[int, float] = field(default_factory=dict)
     """Time at which the receiver found a transfer complete."""
     memory: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
-    """Memory curve of a device: bytes that it holds from a time on."""
+    """Memory curve of each device: pairs of a time and the bytes held from then on."""
     peak_bytes: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -58,7 +62,7 @@ class StepRecord:
 
 
 def joined(records: Iterable[StepRecord]) -> StepRecord:
-    """Join the records that several devices have of one step."""
+    """Merge the records of several devices for one step."""
     whole = StepRecord(start_s=np.inf, end_s=-np.inf)
     for record in records:
         whole.start_s = min(whole.start_s, record.start_s)
@@ -73,7 +77,7 @@ def joined(records: Iterable[StepRecord]) -> StepRecord:
 def measured_timeline(
     record: StepRecord, device_of: IntArray, transfers: tuple[Transfer, ...], num_devices: int
 ) -> Timeline:
-    """Return the record as a timeline like those of the simulator; time 0 is its start."""
+    """Return the record as a timeline in the simulator's format; time 0 is the step's start."""
 
     def since(table: dict[int, float], count: int) -> FloatArray:
         times_s = np.array([table[number] for number in range(count)], dtype=np.float64)
@@ -82,6 +86,7 @@ def measured_timeline(
     start_s = since(record.op_start_s, len(device_of))
     end_s = np.maximum(since(record.op_end_s, len(device_of)), start_s)
     ready_s = since(record.sent_s, len(transfers))
+    # A transfer begins once both sides are ready.
     begun_s = np.maximum(ready_s, since(record.posted_s, len(transfers)))
     done_s = np.maximum(since(record.arrived_s, len(transfers)), begun_s)
     columns = np.array(transfers, dtype=np.int32).reshape(-1, 3)

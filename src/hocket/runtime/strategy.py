@@ -2,9 +2,10 @@
 
 A strategy computes losses and gradients of batches on the devices of its plan. It adds gradients to
 ``parameter.grad``, so the user's optimizer, gradient clipping and schedulers work as in plain
-PyTorch. Losses and weights are those of the same training in one process: bit for bit if sums have
-the same order. Strategies that run a part of a batch (a replica, a stage, a microbatch) are nested
-in strategies that split the batch.
+PyTorch. Losses and weights equal those of training in one process, bit for bit if sums have the
+same order. Strategies that run a part of a batch (a replica, a stage, a microbatch) are nested in
+strategies that split the batch. The file also defines the input (`TrainingTask`, `LoopOptions`) and
+the output (`Prepared`) of the choice of a strategy.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class StepOutput(NamedTuple):
 
     loss: torch.Tensor
     outputs: Any
-    """Outputs of the model, as far as they were kept."""
+    """Outputs of the model; tensors that were not kept are None."""
 
 
 class Timings(NamedTuple):
@@ -50,12 +51,12 @@ class Timings(NamedTuple):
 
 
 class Strategy(ABC):
-    """Computes losses and gradients as a plan says, and steps the user's optimizer."""
+    """Computes losses and gradients according to a plan, and steps the user's optimizer."""
 
     tensors: Mapping[str, torch.Tensor]
     """The model's tensors by name."""
     predicted_s: float | None = None
-    """Predicted step time; None if other devices emulate the plan's devices."""
+    """Predicted step time in seconds; None if the devices in use are not those of the plan."""
     lost: str = ""
     """Parts of the plan that cannot be applied to the model; empty if there are none."""
     rank_state: ParallelState | None = None
@@ -78,7 +79,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
-        """Return the loss of a batch; add ``weight`` times its gradients to the parameters'."""
+        """Return the loss of a batch, and add ``weight`` times its gradients to ``.grad``."""
 
     def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
         """Train like `train`, and time every op if the strategy can."""
@@ -100,7 +101,7 @@ class Strategy(ABC):
         """Return the model's outputs in evaluation mode."""
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step the optimizer for the parameters that are not updated yet."""
+        """Step the optimizer for all parameters that were not updated during `train`."""
         optimizer.step()
 
     def clip(self, max_norm: float) -> None:
@@ -136,7 +137,7 @@ class Correction(Protocol):
     is_over: bool
 
     def note(self, step_s: float) -> Strategy | None:
-        """Note a step that has ended on the device; return the next strategy if it changes."""
+        """Record the time of a step; return the strategy to switch to, or None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,9 +145,9 @@ class LoopOptions:
     """Options of the training loop."""
 
     accumulate: int = 1
-    """Batches per update; the loss of each is divided by this number."""
+    """Batches per update; the loss of each batch is divided by this number."""
     clip_norm: float | None = None
-    """Largest norm of all gradients together."""
+    """Maximum norm of all gradients together; None for no clipping."""
     seed: int | None = None
     """Seed of random draws, per step and op; None continues PyTorch's generator."""
     outputs: bool = False
@@ -158,8 +159,10 @@ class LoopOptions:
     replay: bool = True
     """True if a step on one CUDA device is replayed as a CUDA graph."""
     async_update: bool = False
-    """Within a memory budget, let updates on the host run into the next step. That is faster, but
-    a parameter that is read between steps may not be updated yet; ``state_dict()`` waits."""
+    """True if updates on the host may overlap with the next step, within a memory budget.
+
+    Parameters that are read between steps may then not be updated yet; ``state_dict()`` waits.
+    """
 
 
 class Prepared(NamedTuple):
@@ -168,9 +171,9 @@ class Prepared(NamedTuple):
     strategy: Strategy
     plan: Plan
     step_s: float | None
-    """Predicted on the plan's devices, also if others emulate them; None if it is unknown."""
+    """Predicted step time on the plan's devices, whatever devices are in use; None if unknown."""
     searched: SavedPlan | None = None
-    """The placement on several devices of this process, if it was searched and not given."""
+    """The searched placement on several devices of this process; None if no search was made."""
     correction: Correction | None = None
     """Replaces the memory plan if the first steps show that another one is faster."""
 

@@ -1,4 +1,8 @@
-"""Training of a plan's own model on synthetic batches, with the strategies of `hocket.prepare`."""
+"""Training of a plan's model on synthetic batches, with the strategies of `hocket.prepare`.
+
+`hocket run` and its ranks use it. `transformer_training` trains the built-in transformer model on
+synthetic text.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +58,7 @@ class SyntheticTraining:
         update: Optimizer | None = None,
         is_ranked: bool = False,
     ) -> None:
-        """``device`` is that of this process; ``update`` replaces the plan's optimizer."""
+        """``device`` is the device of this process; ``update`` replaces the plan's optimizer."""
         meta = (
             {} if isinstance(saved.problem.work, TransformerTraining) else saved.problem.graph.meta
         )
@@ -78,7 +82,7 @@ class SyntheticTraining:
             options=LoopOptions(seed=None if self._is_seeded else seed), is_ranked=is_ranked,
         )  # fmt: skip
         with warnings.catch_warnings():
-            # These warn of differences that matter in a real training, such as batch norms.
+            # The warnings concern real training only, for example batch norms per microbatch.
             warnings.simplefilter("ignore", ParallelWarning)
             warnings.simplefilter("ignore", CaptureWarning)
             self.strategy = choose_strategy(task, saved).strategy
@@ -123,7 +127,7 @@ class SyntheticTraining:
         return found
 
     def lasting(self) -> Iterable[torch.Tensor]:
-        """Return the tensors on the device that stay between steps."""
+        """Return the device tensors that outlive a step."""
         if isinstance(self.strategy, BudgetedModel):
             rows = [tensor for _, tensor in batch_tensors(self._make_batch(1))]
             return (*self.strategy.lasting, *rows)

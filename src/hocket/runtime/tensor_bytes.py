@@ -1,9 +1,9 @@
 """Pack tensors into bytes for transfers between devices, and unpack them with their strides.
 
-Only distinct elements are sent: broadcast dimensions are expanded again on arrival. Strides are
-kept if that takes at most twice the bytes; a small part of a large tensor arrives dense, with its
-dimensions in the same order in memory. If a reader addresses the storage itself (`as_strided`), the
-entire storage is sent.
+Only distinct elements are sent: broadcast dimensions are expanded again on arrival. The received
+tensor has the original strides if they need at most twice the bytes of its elements. Otherwise, as
+for a small slice of a large tensor, it is dense with the same order of dimensions in memory. If a
+reader addresses the storage itself (`as_strided`), the entire storage is sent.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from hocket.capture.recording import TensorLayout
 from hocket.capture.storage import look_at, storage_bytes
 
 _MAX_GAPS = 2
-"""Most bytes for which strides are kept, as a multiple of the bytes of the elements."""
+"""Maximum memory of a tensor with its original strides, as a multiple of its elements' bytes."""
 _BY_ADDRESS = ("aten.as_strided", "aten.as_strided_", "aten.as_strided_scatter")
 
 
 def needs_storage(program: Program, tensor: int, readers: list[int]) -> bool:
-    """True if a reader addresses bytes of the storage that the tensor itself does not show."""
+    """True if a reader may access bytes of the storage outside of the tensor's elements."""
     spec = program.tensors[tensor]
     if spec.layout is None or _is_all_of(spec):
         return False

@@ -1,4 +1,8 @@
-"""Trace a step of the user's model: options of the trace, loss weights, state of autocast."""
+"""Trace a step of the user's model: options of the trace, loss weights, state of autocast.
+
+`TraceOptions.trace` captures a training, evaluation or prediction step as graph and program, with
+recomputed blocks if chosen. A loss weight multiplies the first gradient of the backward pass.
+"""
 
 from __future__ import annotations
 
@@ -54,9 +58,8 @@ class TraceOptions:
     ) -> tuple[Graph, Program]:
         """Trace a step on a settled batch; model, batch and random generators do not change.
 
-        If the program runs in place of the model (``is_run``), the trace must be complete,
-        otherwise it is refused. If not, parameters have separate memory, because offload moves them
-        one by one.
+        With ``is_run`` the program will run in place of the model, so an incomplete trace is
+        refused. Otherwise parameters get separate memory, because offload moves them one by one.
         """
         forward, update = self.forward, self.update if kind == "train" else None
         if kind == "evaluate":
@@ -102,9 +105,9 @@ def autocast_dtype(kind: str) -> torch.dtype | None:
 
 
 def autocast_state() -> tuple[tuple[str, torch.dtype], ...]:
-    """Return the device types on which autocast is on, with its type; traced steps depend on it.
+    """Return the device types with enabled autocast and its dtype, on which traced steps depend.
 
-    The cache of autocast is no part of it: how often a parameter is cast changes no number.
+    Autocast's cache is left out, because it does not change results.
     """
     found = ((kind, autocast_dtype(kind)) for kind in ("cpu", "cuda"))
     return tuple((kind, dtype) for kind, dtype in found if dtype is not None)
@@ -121,6 +124,6 @@ Weight = float | torch.Tensor
 
 
 def starts_backward(program: Program, call: Call) -> bool:
-    """True if a call creates the gradient of the loss with respect to itself, which is one."""
+    """True if a call creates the first gradient of the backward pass, a tensor of ones."""
     is_first = call.phase == Phase.BACKWARD and call.cost.kind == "aten.ones_like"
     return is_first and bool(program.outputs) and call.reads == (program.outputs[0],)

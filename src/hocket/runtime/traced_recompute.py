@@ -1,12 +1,12 @@
 """Recompute in a traced step: blocks run a second time for their backward pass.
 
-Recompute (Chen et al. 2016, sublinear memory) is a rewrite of the program: forward calls of a block
+Recompute (Chen et al. 2016, sublinear memory) is a rewrite of the program. Forward calls of a block
 are inserted a second time right before the first backward call that needs their results, and
-backward calls read the results of the second run. Results of the first run are dropped after their
-last forward use, like any other tensor. The simulator recomputes the same calls (`second_run`),
-except for calls whose second run would differ here: collectives, and calls on memory that was
-written since. Running statistics are written once: the second run of a batch norm writes to copies.
-O(calls).
+backward calls read the results of this second run. Results of the first run are dropped after their
+last forward use, like any other tensor. The recomputed calls are those of the simulator
+(`second_run`), without collectives and without calls whose inputs have been overwritten since. The
+second run of a batch norm writes to copies of its running statistics, so that they change once per
+step. O(calls).
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def _repeatable(program: Program, found: SecondRun) -> frozenset[int]:
     while True:
         fresh = {storage for storage, op in maker.items() if op in again}
         wrong = {op for op in again if not _is_faithful(program, op, fresh, last_write)}
-        # What a call fails to write again makes all that is in that memory wrong.
+        # If a call is not repeated, the memory that it writes in place lacks this write, so the
+        # call that allocates that memory cannot be repeated either.
         for op in wrong:
             stale = {program.tensors[t].storage for t in program.calls[op].targets}
             wrong = wrong | {maker[storage] for storage in stale & fresh}
@@ -64,7 +65,7 @@ def _repeatable(program: Program, found: SecondRun) -> frozenset[int]:
 def _is_faithful(program: Program, op: int, fresh: set[int], last_write: dict[int, int]) -> bool:
     call, specs = program.calls[op], program.tensors
     if _is_norm(call):
-        # In training it writes its statistics and does not look at them.
+        # In training mode a batch norm writes running statistics without reading them.
         targets = {specs[t].storage for t in call.targets}
     elif any(specs[t].storage not in fresh for t in call.targets):
         return False
@@ -152,7 +153,7 @@ class _Rewriting:
         )
 
     def _write(self, op: int, *, again: bool = False) -> None:
-        """Add a call; ``again`` adds its second run, which is part of the backward pass."""
+        """Append a call, or with ``again`` its second run as a call of the backward pass."""
         call = self._old.calls[op]
         known = self._known(op, call)
         if again and _is_norm(call):
@@ -252,7 +253,10 @@ def _renumbered(returned: Returned | None, number: dict[int, int]) -> Returned |
 
 
 class RecomputedDraws:
-    """Makes second runs draw the same random numbers as first runs, if draws have no seeds."""
+    """Restores generator states, so that second runs draw the same numbers as first runs.
+
+    Draws with seeds of their own do not need this.
+    """
 
     def __init__(self, program: Program, device: torch.device) -> None:
         pairs = program.repeats.items()
@@ -274,4 +278,5 @@ class RecomputedDraws:
             return
         generator.set_state(self._states[self._first_of[op]])
         do()
+        # Later draws continue as if nothing had been recomputed.
         generator.set_state(now)

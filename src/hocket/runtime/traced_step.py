@@ -1,7 +1,9 @@
-"""A training step traced for one shape of batch, with its placement and its runner.
+"""A step traced for one shape of batch, with its placement and its runner.
 
-Steps that are traced later, for another shape of batch or without gradients, are placed like the
-planned step.
+`TracedStep` splits a placed program into instructions, chooses the runner (eager, CUDA graph,
+several devices, or ranks), and maps model and batch to the tensors of the program. Steps that are
+traced later, for another batch shape or without gradients, are placed like the planned step
+(`placement_like`).
 """
 
 from __future__ import annotations
@@ -45,9 +47,9 @@ def with_graph(problem: Problem, graph: Graph) -> Problem:
 def placement_like(graph: Graph, planned: Graph, device_of: IntArray) -> IntArray:
     """Return a device for each op of ``graph``, following the placement of ``planned``.
 
-    ``graph`` is another step of the same model: another shape of batch, or no gradients. An op gets
-    the device of the planned op with its name; else the device of most ops of its module; else the
-    device of its input. Ops that must share a device follow the first of them. O(ops + reads).
+    ``graph`` is a step of the same model with another batch shape, or without gradients. An op gets
+    the device of the planned op of the same name, or of most ops of its module, or of its input.
+    Ops that must share a device get the device of the first of them. O(ops + reads).
     """
     if graph.op_names == planned.op_names and np.array_equal(graph.group, planned.group):
         return device_of
@@ -93,8 +95,8 @@ class PlacedProgram(NamedTuple):
     plan: Plan
     program: Program
     devices: Sequence[torch.device]
-    """The real device of each device of the plan; all name the device of this rank if each rank
-    runs the ops of one device."""
+    """The real device of each device of the plan; with ranks, all entries are this rank's
+    device."""
 
 
 class TracedStep:
@@ -158,6 +160,7 @@ class TracedStep:
         if not self._given:
             self._inputs = self._find_inputs(model, batch)
         addresses = held.addresses()
+        # The user may have moved or replaced tensors between steps.
         if addresses != self._addresses:
             self._given = held.settle(self.program, self._present, self.devices)
             self._addresses = held.addresses()
@@ -168,8 +171,7 @@ class TracedStep:
         return self._given
 
     def _find_inputs(self, model: nn.Module, batch: Any) -> list[tuple[int, int, int]]:
-        """Return position in the batch, device and number of each batch tensor that the program
-        reads."""
+        """Return (position in the batch, device, number) of each batch tensor that is read."""
         names = [name for name, role, _ in all_tensors(model, batch) if role == Role.INPUT]
         position = {name: at for at, name in enumerate(names)}
         return [
@@ -182,7 +184,7 @@ class TracedStep:
     def returned(self, runner: EagerStep | None = None) -> Any:
         """Return the model's outputs, with None for tensors that were not kept.
 
-        ``runner`` is the one that ran the step; by default the step's own.
+        ``runner`` is the runner that has run the step; by default it is `runner` of this step.
         """
         found = self.program.returned
         if found is None:
@@ -201,7 +203,7 @@ def _parts(
 ) -> StepCalls:
     """Return the instructions of each device, in planned order if possible, else in traced order.
 
-    With recompute ops run in traced order, in which second runs are as late as possible.
+    With recompute, one device runs in traced order, which has second runs as late as possible.
     """
     tables = instructions_of(problem, plan)
     planned = split(problem.graph, tables, timeline=predicted, order=plan.by_device)

@@ -1,8 +1,10 @@
 """The training loop around a strategy: steps, checkpoints, progress, and drift of step times.
 
-The strategy runs forward and backward. The update is a call of the user's own optimizer, so every
-class, group, schedule and setting of it works. After a step ``model.parameters()`` have the new
-values.
+`TrainingLoop` is the object that `hocket.prepare` returns. Its strategy runs forward and backward.
+The update is a step of the user's own optimizer, so every optimizer class, parameter group,
+schedule and setting works; after a step ``model.parameters()`` have the new values. The loop also
+saves and loads checkpoints. `Watch` compares step times with the prediction, and explains a lasting
+difference once.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ from hocket.simulate.timeline import Timeline
 
 
 class DriftWarning(UserWarning):
-    """Steps take other times than predicted."""
+    """Measured step times differ from the predicted time."""
 
 
 class TrainingLoop:
@@ -71,7 +73,7 @@ class TrainingLoop:
         """Number of batches trained so far."""
         self.num_updates = 0
         self.outputs: Any = None
-        """Outputs of the model in the last step or evaluation, as far as they were kept."""
+        """Outputs of the model in the last step or evaluation that the strategy has returned."""
         self.watch = Watch(strategy.predicted_s)
         self.timings: Timings | None = None
         """Timelines of the last timed step."""
@@ -82,7 +84,7 @@ class TrainingLoop:
         self._is_updated = False
         """True if an update has used the current gradients."""
         self._turn = threading.RLock()
-        """Held by the thread that steps or evaluates, since both use the same model."""
+        """Lock of the thread that steps or evaluates, because both use the same model."""
 
     def __repr__(self) -> str:
         name, line = type(self.model).__name__, self.progress()
@@ -111,9 +113,10 @@ class TrainingLoop:
     ) -> torch.Tensor:
         """Train on a batch and return its loss.
 
-        With ``accumulate=True`` a later step updates; by default the loop updates every
-        `LoopOptions.accumulate` steps. ``weight`` multiplies the gradients, by default one over the
-        batches of an update. With ``timed`` every op is timed, for a report.
+        With ``accumulate=True`` gradients are accumulated and the optimizer is not stepped; by
+        default it is stepped every `LoopOptions.accumulate` batches. ``weight`` multiplies the
+        gradients of this batch; its default is 1 / `LoopOptions.accumulate`. With ``timed`` every
+        op is timed, for a report.
         """
         with self._turn, self._correcting():
             require_unclaimed(self.model, innermost(self._strategy))
@@ -130,7 +133,7 @@ class TrainingLoop:
             is_alone = not accumulate and self.options.clip_norm is None
             self._strategy.expect(self.optimizer if is_alone else None)
             self._strategy.set_requires_gradient_sync(not accumulate)
-            # Timed ops need memory of their own beside that of a CUDA graph.
+            # Timed steps run eagerly and need memory in addition to that of a CUDA graph.
             if timed or (self._wants_cause and not self.replays.startswith(REPLAYED)):
                 found, self.timings = self._strategy.timed(batch, self.num_steps + 1, share)
             else:
@@ -168,7 +171,7 @@ class TrainingLoop:
         return loss
 
     def evaluate(self, batch: Any) -> torch.Tensor:
-        """Return the loss of a batch in evaluation mode; nothing is trained."""
+        """Return the loss of a batch in evaluation mode, without gradients or updates."""
         with self._turn:
             require_unclaimed(self.model, innermost(self._strategy))
             loss, self.outputs = self._strategy.evaluate(self._padded(batch))
@@ -194,6 +197,7 @@ class TrainingLoop:
                 gathered = strategy.rank_state.gathered(self.optimizer, pending=pending)
                 return self._with_progress(gathered)
             named = self.model.named_parameters() if pending else ()
+            # In one process tensors are those of the model: no copy is made.
             return self._with_progress({
                 "model": self.model.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
@@ -235,11 +239,11 @@ class TrainingLoop:
         *,
         sharded: bool = False,
     ) -> Path:
-        """Write a checkpoint below ``folder`` and return its path; never an incomplete one.
+        """Write a checkpoint below ``folder`` atomically and return its path.
 
-        ``extra`` is saved with it: the ``state_dict()`` of a scheduler, an epoch. All ranks must
-        call `save`; rank 0 writes. With ``sharded`` each rank writes the part that it holds, into
-        a folder that all ranks see.
+        ``extra`` holds additional values to save, such as the ``state_dict()`` of a scheduler or
+        the epoch. All ranks must call `save`; rank 0 writes. With ``sharded`` each rank writes the
+        part that it holds, into a folder on a file system that all ranks share.
         """
         try:
             return self._save(folder, extra or {}, sharded=sharded)
@@ -266,9 +270,10 @@ class TrainingLoop:
         return Path(broadcast_text(str(path), 0, device))
 
     def load(self, checkpoint: str | Path) -> dict[str, Any]:
-        """Load a checkpoint, of this plan or another, and return its ``extra``.
+        """Load a checkpoint, which any plan may have written, and return its ``extra``.
 
-        If ``checkpoint`` is a folder that was given to `save`, the newest one in it is loaded.
+        ``checkpoint`` is the path that `save` returned, or the folder that was passed to `save`, of
+        which the newest checkpoint is loaded.
         """
         state = read_state(newest_checkpoint(checkpoint))
         extra: dict[str, Any] = state.pop("extra", {})
@@ -293,7 +298,7 @@ class TrainingLoop:
             self.watch.leave()
 
     def _cause(self) -> str:
-        """Return why steps take longer or shorter than predicted, from the last timed step."""
+        """Return the reason why step times differ from the prediction, from the last timed step."""
         if cause := self.watch.loop_cause():
             return cause
         if self._strategy.rank_state is not None:
@@ -331,7 +336,7 @@ def save_parts(
     extra: Mapping[str, Any],
     device: torch.device,
 ) -> Path:
-    """Write a checkpoint of which each rank writes its part; all ranks call it."""
+    """Write a checkpoint to which each rank contributes its part; all ranks must call it."""
     rank, num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
 
     def write(place: Path) -> None:
@@ -350,7 +355,7 @@ def save_parts(
 
 
 def _now_s() -> float:
-    """Return the time at which the devices are idle."""
+    """Return the time after all queued GPU work has finished."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -372,15 +377,15 @@ def _set_generator_states(states: Mapping[str, torch.Tensor]) -> None:
 
 
 DRIFT = 0.2
-"""Relative difference from the prediction from which a step counts as drifting."""
+"""Minimum relative difference from the prediction at which a step counts as drifting."""
 NUM_DRIFTING = 10
-"""Drifting steps in a row after which a warning is issued, once."""
+"""Number of consecutive drifting steps before a warning is issued, once."""
 _REFINE = "train.refine() plans again with the times of this step"
 UNTIMED = (
     "plan again with measured times: hocket profile MODEL -o times.json, then hocket plan (or fit) "
     "with --profile times.json"
 )
-"""Advice if only the time of entire steps is known."""
+"""Message for strategies that measure only entire steps, not single ops."""
 _NUM_SHOWN = 20
 """Number of latest steps whose median time is shown."""
 
@@ -388,12 +393,12 @@ _NUM_SHOWN = 20
 class Watch:
     """Step times and losses of a training loop, compared with the prediction.
 
-    A step is timed from the end of the previous step to its own end, so that asynchronous work of
-    a GPU counts in the step that waits for it.
+    The time of a step is measured from the end of the previous step to the end of this step.
+    Asynchronous work of a GPU thus counts in the step that waits for it.
     """
 
     def __init__(self, predicted_s: float | None) -> None:
-        """``predicted_s`` is None if other devices emulate those of the plan."""
+        """``predicted_s`` is None if the devices in use are not those of the plan."""
         self.predicted_s = predicted_s
         self.step_s: deque[float] = deque(maxlen=_NUM_SHOWN)
         self.loss: torch.Tensor | None = None
@@ -403,15 +408,15 @@ class Watch:
         self._left_s = self._between_s = math.nan
 
     def leave(self) -> None:
-        """Note the end of a step on all devices; time until `enter` is spent in the user's loop."""
+        """Record the end of a step; the time until `enter` is spent in the user's loop."""
         self._left_s = time.perf_counter()
 
     def enter(self) -> None:
-        """Note the beginning of a step."""
+        """Record the beginning of a step."""
         self._between_s = time.perf_counter() - self._left_s
 
     def note(self, loss: torch.Tensor, batch: Any) -> bool:
-        """Note a finished step; return True if the cause of a drift should be determined now."""
+        """Record a finished step; return True if the next step should determine a drift's cause."""
         now_s = time.perf_counter()
         took_s, self._ended_s, self.loss = now_s - self._ended_s, now_s, loss
         first = next((tensor for _, tensor in batch_tensors(batch)), None)
@@ -423,6 +428,7 @@ class Watch:
             return False
         is_off = abs(took_s - self.predicted_s) > DRIFT * self.predicted_s
         self._num_drifting = self._num_drifting + 1 if is_off else 0
+        # Equality, so that a lasting drift is explained once.
         return self._num_drifting == NUM_DRIFTING
 
     @property
@@ -473,6 +479,7 @@ def likely_cause(predicted: Timeline, measured: Timeline, device_names: Sequence
     """Describe why a step differs from its prediction (device, links or host), with advice."""
     computes = measured.busy_s / np.maximum(predicted.busy_s, 1e-12)
     computes[predicted.busy_s <= 0] = 1.0
+    # Logarithms, so that half and twice the predicted time are equally far off.
     worst = int(np.argmax(np.abs(np.log(np.maximum(computes, 1e-12)))))
     sent_s, planned_s = (
         float((t.transfer_end_s - t.transfer_start_s).sum()) for t in (measured, predicted)

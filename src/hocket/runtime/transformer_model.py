@@ -1,8 +1,9 @@
 """A plain decoder-only transformer built from its shape, with synthetic text to train on.
 
-Plans of a transformer's shape alone run this module, and exported scripts contain it. Every
-parameter is drawn by its name, so that all parallel configurations start from the same weights.
-Dropout is left out: its masks would differ between configurations, and with them the losses.
+Plans that contain only the shape of a transformer run this module, and exported scripts contain its
+source. Each parameter is initialized by a seed from its name, so that all parallel configurations
+start from the same weights. There is no dropout, because masks and thus losses would differ between
+configurations.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ _ROTARY_BASE = 10_000.0
 
 
 class CausalAttention(nn.Module):
-    """Causal attention; the number of heads follows from the width of its projections' results, so
-    that tensor-parallel ranks can hold a part of the heads."""
+    """Causal attention.
+
+    The number of heads is derived from the width of the projections' results, so that a
+    tensor-parallel rank can have a part of the heads.
+    """
 
     def __init__(self, model: Transformer, recomputes: bool) -> None:
         super().__init__()
@@ -210,7 +214,7 @@ class TransformerModel(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Share the embedding's weight with the output layer; to be repeated after parameters are
+        """Share the embedding's weight with the output layer; call again after parameters were
         replaced."""
         if self.is_tied:
             self.head.logits.weight = self.embedding.tokens.weight

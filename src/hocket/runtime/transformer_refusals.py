@@ -1,4 +1,8 @@
-"""Plans of a transformer's shape that cannot be run or exported, refused before anything starts."""
+"""Refuse transformer plans that cannot be run or exported, before any process starts.
+
+`refuse_plan` checks model, parallel config and schedule; `refuse_degrees` checks the degrees of
+parallelism alone. Each error gives the reason and an alternative.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ if TYPE_CHECKING:
     from hocket.plan.transformer_plan import TransformerPlan
 
 TRAINED_DTYPES = ("bfloat16", "float32")
-"""Types in which the built-in model holds weights; others need losses or products to be scaled."""
+"""Weight dtypes of the built-in model; float16 and float8 would need loss or product scaling."""
 
 
 def refuse_plan(plan: TransformerPlan) -> None:
