@@ -1,4 +1,7 @@
-"""Describe a memory plan: budget, policy of its blocks, copies to and from the host, advice."""
+"""Describe a memory plan: budget, policy of its blocks, copies to and from the host, advice.
+
+Text and JSON for ``show`` and ``explain`` of a plan that was made within a memory budget.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,13 @@ from hocket.view.wording import count_of
 
 _KEPT = {"kept": "saved on the device"}
 AMONG_MANY = "step among many"
-"""Key of the plan note that holds the step time in steady state, written by `hocket.api.memory`."""
+"""Key of the plan note that contains the step time in steady state; `hocket.api.memory` writes it.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class WithinBudget:
-    """A plain step, its memory plan, and the step under that plan."""
+    """A memory plan, with the plain step (``whole``) and the step under that plan (``step``)."""
 
     whole: Graph
     memory: Memory
@@ -34,13 +38,14 @@ class WithinBudget:
 
     @cached_property
     def copies(self) -> HostCopies:
-        """Copies between device and host."""
+        """Copies between device and host in one step."""
         return host_copies(self.step)
 
     @property
     def streamed_bytes(self) -> int:
-        """Bytes of parameters that are streamed from the host for each pass."""
-        # By name: copies of what the host updates are on the device rounded, or in whole pages.
+        """Bytes of parameters that each pass streams from the host."""
+        # Compared by name: a parameter that the host updates has a low-precision or padded copy on
+        # the device, whose size differs.
         there = {self.step.tensor_names[tensor] for tensor in _parameters(self.step)}
         whole = self.whole
         away = [t for t in _parameters(whole) if whole.tensor_names[t] not in there]
@@ -48,20 +53,21 @@ class WithinBudget:
 
     @property
     def again_flops(self) -> float:
-        """Floating-point operations that are recomputed in one step."""
+        """Floating-point operations that one step recomputes."""
         whole, done = float(self.whole.flops.sum()), float(self.step.flops.sum())
-        # Parts of an op add up to it, but for rounding.
+        # The pieces of a split op add up to the op except for rounding, which must not count as
+        # recompute.
         return done - whole if done > whole * (1 + 1e-9) else 0.0
 
     @property
     def again_share(self) -> float:
-        """Recomputed operations as a fraction of those of the plain step."""
+        """Recomputed operations as a fraction of the operations of the plain step."""
         whole = float(self.whole.flops.sum())
         return self.again_flops / whole if whole else 0.0
 
 
 def parameter_bytes(graph: Graph) -> int:
-    """Bytes of parameters that are on the device at all times."""
+    """Bytes of parameters that stay on the device during the whole step."""
     return int(graph.held_bytes[_parameters(graph)].sum())
 
 
@@ -71,7 +77,7 @@ def _parameters(graph: Graph) -> IntArray:
 
 
 def decided(within: WithinBudget) -> str:
-    """The policy of the blocks in one sentence."""
+    """Summary of the policies of all blocks in one sentence."""
     memory, blocks = within.memory, within.memory.blocks
     counts = Counter(block.activations for block in blocks)
     parts = [
@@ -92,7 +98,9 @@ def decided(within: WithinBudget) -> str:
 
 
 def kept_sentences(within: WithinBudget, note: str = "") -> list[str]:
-    """The budget and how it is kept; ``note`` is the step time in steady state."""
+    """Sentences about the budget and how the plan stays within it; ``note`` is the steady-state
+    step time.
+    """
     copies = within.copies
     moved = "nothing moves between device and host"
     if copies.num_copies:
@@ -111,7 +119,7 @@ def kept_sentences(within: WithinBudget, note: str = "") -> list[str]:
 
 
 def kept_data(within: WithinBudget) -> dict[str, Any]:
-    """The budget and how it is kept, as plain data."""
+    """Data about the budget and how the plan stays within it, for JSON."""
     blocks = within.memory.blocks
     return {
         "budget_bytes": max(within.memory.budget_bytes),
@@ -127,7 +135,7 @@ def kept_data(within: WithinBudget) -> dict[str, Any]:
 
 
 def budget_advice(facts: Facts, within: WithinBudget) -> tuple[str, ...]:
-    """Measures that would shorten a step within a budget, as far as its timeline shows."""
+    """Suggest measures that would shorten a step within a budget, according to its timeline."""
     shares = facts.path.shares
     copying, on_host = shares.get(COPIES, 0.0), shares.get(HOST, 0.0)
     lines = []

@@ -1,4 +1,7 @@
-"""A planned collective as text and data: schedules, why one was chosen, and the lower bound."""
+"""Format a planned collective as text and JSON: schedules, reason for the choice, lower bound.
+
+Also formats the choice of the order in which a data-parallel step sends its gradients.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ if TYPE_CHECKING:
 
 MAX_NAMES = 8
 _TELLING = 1.005
-"""Ratio below which a difference is not mentioned, as it would be printed as 1.00."""
+"""Ratio below which a difference is not mentioned, because it would be printed as 1.00."""
 
 
 def offers_table(plan: CollectivePlan) -> FittedTable:
-    """The bound first, then every schedule with its rate, latency and time for the given size."""
+    """Table of the bound and all schedules: rate, latency, trees, and time for the given size."""
     size = plan.size_bytes
     rows, styles = [["", "bound", _rate(plan.bound_bps), "100 %", "", "", ""]], [""]
     for offer in plan.offers:
@@ -46,13 +49,14 @@ def _rate(rate_bps: Any) -> str:
 
 
 def why(plan: CollectivePlan) -> str:
-    """Why the chosen offer won."""
+    """Reason why the chosen schedule was preferred to the next best one."""
     others = [offer for offer in plan.offers if offer.name != plan.chosen.name]
     chosen = plan.chosen.name
     if not others:
         return f"{chosen}: nothing else is possible on these links"
     if plan.size_bytes is None:
         best = max(others, key=lambda offer: offer.rate_bps)
+        # Rates are exact fractions, so equality is meaningful.
         if best.rate_bps == plan.chosen.rate_bps:
             return f"{chosen} has the same rate as {best.name} with fewer trees"
         gain = float(plan.chosen.rate_bps / best.rate_bps)
@@ -68,13 +72,14 @@ def why(plan: CollectivePlan) -> str:
 
 
 def limit(plan: CollectivePlan) -> str:
-    """The links that bound the rate of every schedule."""
+    """Name the links that bound the rate of every schedule."""
     from hocket.planners.communication.cuts import LinkCut
 
     certificate = plan.certificate
     unit = plan.fabric.unit_bps
     if isinstance(certificate, LinkCut):
         outside = [place for place in plan.fabric.places if place not in certificate.side]
+        # A cut is the same from both sides; naming the smaller side makes the shorter sentence.
         fewer = min((list(certificate.side), outside), key=len)
         crossing = _rate(certificate.crossing * unit)
         return f"limited by the links around {_names(fewer)}: {crossing} cross that cut"
@@ -90,7 +95,7 @@ def _names(names: Any) -> str:
 
 
 def as_dict(plan: CollectivePlan) -> dict[str, Any]:
-    """The planned collective as printed by ``--json``."""
+    """The planned collective as data for ``--json``."""
     chosen = plan.chosen
     section = chosen.section.to_data()
     return {
@@ -136,7 +141,7 @@ def _time_s(plan: CollectivePlan, offer: Offer) -> float | None:
 
 
 def propagation_table(travel: PropagationChoice) -> FittedTable:
-    """The lower bound, then every order of gradients with its step."""
+    """Table of the lower bound and of the step time of each order of sending gradients."""
     bound_s = travel.lower_bound_s
     rows = [["", "lower bound: computing or communication alone", format_seconds(bound_s), ""]]
     for offer in travel.offers:
@@ -148,7 +153,8 @@ def propagation_table(travel: PropagationChoice) -> FittedTable:
 
 
 def propagation_why(travel: PropagationChoice) -> str:
-    """Parts of a step, and the reason for the chosen order of gradients."""
+    """Times of computing and sending in a step, and the reason for the chosen order of
+    gradients."""
     parts = (
         f"a step computes {format_seconds(travel.computes_s)} and sends "
         f"{format_seconds(travel.travels_s)}; {travel.why}"
@@ -161,7 +167,7 @@ def propagation_why(travel: PropagationChoice) -> str:
 
 
 def propagation_as_dict(travel: PropagationChoice) -> dict[str, Any]:
-    """The choice of a gradient order as printed by ``--json``."""
+    """The choice of a gradient order as data for ``--json``."""
     return {
         "chosen": travel.chosen.how.name,
         "gain": travel.gain(),

@@ -1,7 +1,8 @@
 """The report of a planned collective: one HTML file without scripts.
 
-Schedules, a drawing of each tree over the topology, what bounds the rate, and how full each
-link is. Ranks are on a circle in their order, places that only forward are inside it.
+Shows the schedules, a drawing of each tree over the topology, the links that bound the rate, and
+the load of each link. Ranks are drawn on a circle in their order. Switches and other places that
+only forward are inside the circle.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Point = tuple[float, float]
 
 
 def collective_report_html(plan: CollectivePlan) -> str:
-    """The report as one HTML text."""
+    """Render the report as one HTML text."""
     return page_html(
         title=f"{plan.collective} on {inert(plan.cluster.name)}",
         lead=f"{sentence(inert(why(plan), 400))} {sentence(inert(limit(plan), 400))}",
@@ -56,6 +57,7 @@ def _stats(plan: CollectivePlan) -> str:
     if size is not None:
         taken = format_seconds(chosen.times.time_s(size))
         entries.insert(1, ("Time", taken, f"for {format_bytes(size)}"))
+    # The speed-up is stated over rings, because NCCL uses those.
     rings = next((offer for offer in plan.offers if offer.name.startswith("ring")), None)
     if rings is not None and rings is not chosen:
         gain = float(chosen.rate_bps / rings.rate_bps)
@@ -114,10 +116,11 @@ def _trees(plan: CollectivePlan) -> str:
 
 
 def _places(plan: CollectivePlan) -> dict[str, Point]:
-    """Ranks on a circle, other places on a smaller one inside it."""
+    """Position of each place: ranks on a circle, other places on a smaller circle inside it."""
     fabric = plan.fabric
     ranks, others = fabric.places[: fabric.num_ranks], fabric.places[fabric.num_ranks :]
     at: dict[str, Point] = {}
+    # A single place inside is drawn at the centre (radius 0).
     for names, radius in ((ranks, _RADIUS), (others, _RADIUS * (0.45 if len(others) > 1 else 0))):
         for index, name in enumerate(names):
             angle = 2 * math.pi * index / max(len(names), 1) - math.pi / 2
@@ -167,7 +170,7 @@ def _line(a: Point, b: Point, colour: str, width: float) -> str:
 
 
 def _head(a: Point, b: Point) -> str:
-    """A triangle where an arrow meets the mark of its end."""
+    """Arrow head: a triangle that touches the circle of the destination (radius 9)."""
     length = math.dist(a, b) or 1.0
     ux, uy = (b[0] - a[0]) / length, (b[1] - a[1]) / length
     x, y = b[0] - 9 * ux, b[1] - 9 * uy

@@ -1,4 +1,8 @@
-"""Comparisons of candidates: the table of ``hocket plan``, its JSON, and other commands to try."""
+"""Comparisons of candidates: the table of ``hocket plan``, its JSON, and hints at other commands.
+
+Also describes the layers of each device, the limit of each candidate, and the effect of a batch
+split on numerics.
+"""
 
 from __future__ import annotations
 
@@ -30,20 +34,23 @@ if TYPE_CHECKING:
 
 _NORM = "batch_norm"
 _MOST_LINES = 12
-"""Maximum number of lines of the map of layers."""
+"""Maximum number of lines in the map of layers."""
 MOST_CONFIGS = 10
 BUSY = 0.67
-"""Share of the step from which on computing limits it."""
+"""Fraction of device time in compute from which a candidate is called limited by compute."""
 FEW_DEVICES = 8
-"""Up to this many equal devices, data parallelism seldom loses to configs that split ops."""
+"""Largest number of equal devices for which data parallelism seldom loses to tensor parallelism."""
 
 
 # ── text ──
 
 
 def comparison_table(comparison: Comparison) -> RenderableType:
-    """The chosen strategy, a line per candidate, why it was chosen and the lower bound."""
-    # A dash has a reason: ✗ in the line, or a sentence where memory is not what is missing.
+    """The chosen strategy, a table of all candidates, the reason for the choice and the lower
+    bound.
+    """
+    # Every dash in the table is explained: by ✗ in its line, or by a sentence if memory is not the
+    # reason.
     notes = [
         Text(f"{inert(c.planner)}: {inert(c.reason, LONGEST_SENTENCE)}", style="dim")
         for c in comparison.candidates
@@ -54,7 +61,7 @@ def comparison_table(comparison: Comparison) -> RenderableType:
 
 
 def candidates_table(comparison: Comparison) -> FittedTable:
-    """A line per candidate: step, samples per second, money and memory; ✔ marks the chosen one."""
+    """Table of candidates: step, samples per second, money and memory; ✔ marks the chosen one."""
     columns = (
         Column(title=""), name("strategy"), number("busiest"), number("step"),
         Column(title="limited by", rank=1), number("samples/s", 3), number("$ per M samples", 2),
@@ -88,10 +95,10 @@ def _cells(comparison: Comparison, candidate: Candidate) -> list[str]:
 
 
 def limited_by(timeline: Timeline) -> str:
-    """``idle 57 %``: what the devices in use lose most time to, on average.
+    """Largest loss of device time, averaged over the devices in use, such as ``idle 57 %``.
 
-    Computing where they compute for most of the step; else copies and collectives that no
-    computing hides, or waiting.
+    Returns ``compute`` if devices compute for most of the step. Otherwise it is the larger of
+    ``sending`` (copies and collectives that no compute hides) and ``idle``.
     """
     used = used_devices(timeline)
     whole_s = len(used) * timeline.makespan_s
@@ -112,7 +119,7 @@ def _style(comparison: Comparison, candidate: Candidate) -> str:
 
 
 def lacks_memory(problem: Problem, candidate: Candidate) -> bool:
-    """True if the candidate's own numbers show that a device lacks memory."""
+    """True if the simulated peak of a device exceeds its memory."""
     timeline = candidate.timeline
     return timeline is not None and bool((timeline.peak_bytes > problem.memory_bytes).any())
 
@@ -126,13 +133,14 @@ def _headline(comparison: Comparison) -> list[Text]:
 
 
 def _split_of(comparison: Comparison) -> Parallel | None:
-    """Batch split of the winner; None if it does not split the batch."""
+    """Batch split of the winner; None if the winner does not split the batch."""
     winner = comparison.winner
     return None if winner is None or winner.plan is None else winner.plan.get(Parallel)
 
 
 def _map(comparison: Comparison) -> list[Text]:
-    """Layers of each device, where devices have different ones or treat them differently."""
+    """Lines with the layers of each device; empty if all devices have the same layers and
+    policy."""
     split = _split_of(comparison)
     if split is None:
         return []
@@ -143,8 +151,8 @@ def _map(comparison: Comparison) -> list[Text]:
 
 
 def _why(comparison: Comparison) -> list[Text]:
-    """Why the winner was chosen, the lower bound, and what the split changes in the numerics."""
-    # Where nothing fits, the error says why.
+    """The reason for the choice, the lower bound, and the effect of a batch split on numerics."""
+    # If nothing fits, the error message contains the reason.
     lines = [] if comparison.winner is None else [Text(inert(comparison.why, LONGEST_SENTENCE))]
     if comparison.bound is not None and comparison.gap is not None:
         bound, source = format_seconds(comparison.bound.seconds), inert(comparison.bound.why)
@@ -162,7 +170,7 @@ def _why(comparison: Comparison) -> list[Text]:
 
 
 def layer_lines(graph: Graph, shares: Parallel) -> list[str]:
-    """``v100: transformer.wte to transformer.h.5``, with the recomputed layers."""
+    """Lines such as ``v100: transformer.wte to transformer.h.5``, with the recomputed layers."""
     lines: list[str] = []
     for replica in shares.replicas:
         bounds = (0, *replica.cuts, int((graph.op_phase == Phase.FORWARD).sum()))
@@ -176,7 +184,7 @@ def layer_lines(graph: Graph, shares: Parallel) -> list[str]:
 
 
 def _layers(graph: Graph, first: int, stop: int) -> str:
-    """The modules of forward ops from one up to another, by the first and the last."""
+    """First and last module of a range of forward ops, such as ``h.0 to h.5``."""
     paths = [path for op in range(first, stop) if (path := graph.module_of(op))]
     names = [layer_label(path) or path for path in (paths[:1] + paths[-1:])]
     if not names:
@@ -185,13 +193,14 @@ def _layers(graph: Graph, first: int, stop: int) -> str:
 
 
 def how_of(candidate: Candidate) -> str:
-    """Describe a candidate's strategy."""
+    """Description of a candidate's strategy; the planner's name if the plan has none."""
     notes = {} if candidate.plan is None else candidate.plan.notes
     return notes.get("how", candidate.planner)
 
 
 def kept_training(graph: Graph, shares: Parallel) -> list[str]:
-    """Numerical check of the batch split, and its effect on batch norm and dropout."""
+    """Notes on the numerical check of a batch split, and on its effect on batch norm and
+    dropout."""
     is_split = len(shares.replicas) > 1 or len(shares.replicas[0].microbatches) > 1
     if not is_split:
         return []
@@ -209,7 +218,7 @@ def kept_training(graph: Graph, shares: Parallel) -> list[str]:
 
 
 def _seen(shares: Parallel) -> str:
-    """Describe the samples over which a batch norm takes its mean."""
+    """Describe the samples over which a batch norm computes its mean."""
     sizes = sorted({size for r in shares.replicas for size in r.microbatches}, reverse=True)
     each = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} or {sizes[-1]}"
     if len(sizes) > 2:
@@ -233,18 +242,19 @@ def _num_norms(graph: Graph) -> int:
 
 
 def money_text(problem: Problem, candidate: Candidate) -> str:
-    """Price of a million samples as a table cell; empty if it is unknown."""
+    """Price of a million samples as a table cell; empty if the price is unknown."""
     price = dollars_per_million(problem, candidate)
     return "" if price is None else dollars(price)
 
 
 def compares_strategies(comparison: Comparison) -> bool:
-    """True if strategies for the batch were compared, not placements alone."""
+    """True if strategies for the batch were compared, false if only placements were."""
     return "ways" in comparison.counts
 
 
 def sharing(comparison: Comparison, candidate: Candidate) -> dict[str, Any]:
-    """Further JSON of a strategy in ``hocket plan``."""
+    """Additional JSON of a candidate where strategies were compared: description, rate and
+    price."""
     if not compares_strategies(comparison):
         return {}
     step_s, problem = candidate.step_s, comparison.problem
@@ -256,7 +266,7 @@ def sharing(comparison: Comparison, candidate: Candidate) -> dict[str, Any]:
 
 
 def placing(comparison: Comparison, winner: Candidate) -> dict[str, Any]:
-    """JSON of the winner's placement and its transfers, or of its batch split."""
+    """JSON of the winner's placement with its transferred bytes, or of its batch split."""
     assert winner.plan is not None, "a winner has a plan"
     shares, problem = winner.plan.get(Parallel), comparison.problem
     if shares is not None:
@@ -271,7 +281,7 @@ def placing(comparison: Comparison, winner: Candidate) -> dict[str, Any]:
 
 
 def comparison_data(comparison: Comparison, most_configs: int = MOST_CONFIGS) -> dict[str, Any]:
-    """Candidates and the winner as JSON, with at most ``most_configs`` parallel configs."""
+    """Candidates and the winner as JSON, with at most ``most_configs`` parallel configurations."""
     if isinstance(comparison.problem.work, TransformerTraining):
         from hocket.view.parallel import forecasts_data
 
@@ -282,7 +292,9 @@ def comparison_data(comparison: Comparison, most_configs: int = MOST_CONFIGS) ->
 
 
 def answered_by(comparison: Comparison) -> str:
-    """The method behind the step times: simulated ops, or the closed form of a program."""
+    """Name the method behind the step times: simulation of captured ops, or a program's closed
+    form.
+    """
     work = comparison.problem.work
     if not isinstance(work, TransformerTraining):
         return "simulation of the captured ops"
@@ -292,7 +304,9 @@ def answered_by(comparison: Comparison) -> str:
 
 
 def alternatives_text(comparison: Comparison) -> str:
-    """Step time and largest peak of every other candidate, for the notes of the chosen plan."""
+    """Step time and largest peak of every other candidate as text, for the notes of the chosen
+    plan.
+    """
     problem = comparison.problem
     found = []
     for candidate in comparison.candidates[: MOST_CONFIGS + 1]:
@@ -320,7 +334,7 @@ def elsewhere(comparison: Comparison) -> str:
             "fast, which configs do not"
         )
     fits_few = comparison.winner is not None and problem.cluster.num_devices <= FEW_DEVICES
-    # Layers whose matrices can be split over devices are those of transformers.
+    # degrees_of is empty unless layers have matrices that can be split, as those of transformers.
     if fits_few or not degrees_of(problem.graph):
         return ""
     return (

@@ -1,4 +1,5 @@
-"""Parts of all pictures over time: scale, axis, single marks as SVG, frame of a memory curve."""
+"""SVG parts that all pictures over time share: scale, axis, legend, text, frame of a memory
+curve."""
 
 from __future__ import annotations
 
@@ -12,17 +13,17 @@ from hocket.base.units import format_seconds
 
 MARGIN_PX, AXIS_PX, LEGEND_PX = 14, 30, 26
 _LAST_LABEL_PX = 40
-"""A tick closer to the right margin has no label, which would leave the page."""
+"""Minimum distance of a labelled tick from the right margin; a label closer would be cut off."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps times to horizontal positions on the page."""
+    """Map from times to horizontal positions in pixels."""
 
     width: float
     makespan_s: float
     label_px: int
-    """Width of the names of rows on the left."""
+    """Width of the row names on the left."""
 
     @property
     def left_px(self) -> float:
@@ -31,7 +32,7 @@ class Scale:
 
     @property
     def px_per_s(self) -> float:
-        """Pixels per second; zero if nothing takes time."""
+        """Pixels per second; zero if the step has no duration."""
         span = self.width - self.label_px - 2 * MARGIN_PX
         return span / self.makespan_s if self.makespan_s > 0 else 0.0
 
@@ -41,10 +42,11 @@ class Scale:
 
 
 def time_axis(scale: Scale, bottom: float) -> Iterator[str]:
-    """Lines down to ``bottom`` at round times, with labels above."""
+    """Vertical grid lines at round times down to ``bottom``, with labels above."""
     if not scale.px_per_s:
         return
     step_s = tick_step(scale.makespan_s, max(int(scale.width // 120), 2))
+    # The small term keeps the last tick when rounding makes the quotient slightly too small.
     for tick in range(int(scale.makespan_s / step_s + 1e-9) + 1):
         x = scale.x(tick * step_s)
         yield f'<path class="grid" d="M{x:.1f} {MARGIN_PX + AXIS_PX - 10}V{bottom:.1f}"/>'
@@ -53,21 +55,21 @@ def time_axis(scale: Scale, bottom: float) -> Iterator[str]:
 
 
 def bound_line(scale: Scale, bound_s: float, bottom: float) -> Iterator[str]:
-    """The lower bound of all strategies as a dashed line."""
+    """Dashed vertical line at the lower bound of all strategies."""
     x = scale.x(bound_s)
     yield f'<path class="capacity" d="M{x:.1f} {MARGIN_PX + AXIS_PX - 12}V{bottom:.1f}"/>'
     yield svg_text(x - 3, MARGIN_PX + 24, "lower bound", "muted", anchor="end")
 
 
 def tick_step(length: float, num_ticks: int) -> float:
-    """The step of 1, 2 or 5 times a power of ten that gives at most ``num_ticks`` ticks."""
+    """Smallest step of 1, 2 or 5 times a power of ten that gives at most ``num_ticks`` ticks."""
     rough = length / num_ticks
     power = 10.0 ** math.floor(math.log10(rough))
     return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= rough * (1 - 1e-9))
 
 
 def svg_rect(name: str, x: float, y: float, width: float, height: float) -> str:
-    """A rectangle with CSS class ``name``."""
+    """Rectangle with the CSS class ``name``."""
     return (
         f'<rect class="{name}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
     )
@@ -82,7 +84,7 @@ def svg_text(x: float, y: float, content: str, name: str, anchor: str = "start")
 def picture_svg(
     width: float, height: float, label: str, body: Iterable[str], *, styled: bool
 ) -> str:
-    """A whole picture with its ``label``; without ``styled`` the page brings `picture_css`."""
+    """Complete SVG picture; ``styled`` embeds `picture_css`, which a page otherwise provides."""
     style = f"<style>{picture_css()}</style>" if styled else ""
     size, label = f'width="{width}" height="{height:.0f}"', escape(label)
     return (
@@ -95,10 +97,12 @@ def picture_svg(
 def svg_legend(
     x: float, y: float, entries: Iterable[tuple[str, str]], last: str = ""
 ) -> Iterator[str]:
-    """Colours with their labels in one line, from pairs of (CSS class, label), then a remark."""
+    """Legend in one line from pairs of (CSS class, label), followed by a remark."""
     for name, label in entries:
         yield svg_rect(name, x, y - 9, 10, 10)
         yield svg_text(x + 15, y, label, "muted")
+        # SVG cannot measure text here: 6.2 px is the mean width of a letter at the legend's font
+        # size.
         x += 15 + 6.2 * len(label) + 18
     if last:
         yield svg_text(x, y, last, "muted")
@@ -107,7 +111,9 @@ def svg_legend(
 def memory_card(
     name: str, peak_text: str, curve: str, *, fits: bool = True, under: str = ""
 ) -> str:
-    """A memory curve, 400 wide and 100 high, with a name and its peak; ``under`` comes below it."""
+    """Card with a memory curve of 400 x 100, a name, and the peak; ``under`` is placed below the
+    curve.
+    """
     peak = f"<span>{peak_text}</span>" if fits else f'<span class="over">{peak_text} ✗</span>'
     return (
         f"<article><header><h3>{escape(name)}</h3>{peak}</header><figure>"
@@ -118,5 +124,5 @@ def memory_card(
 
 
 def picture_css() -> str:
-    """Colours and type of all pictures, light and dark."""
+    """Style sheet of all pictures, for light and dark mode."""
     return (files("hocket.view") / "templates" / "picture.css").read_text("utf-8")

@@ -1,4 +1,8 @@
-"""Facts of a plan, computed once for text, report and notebook."""
+"""Facts of a plan and its timeline, computed once for text, report and notebook.
+
+Covers devices, modules, links, collectives, longest ops, the critical path with its causes, and
+memory by role at the peak.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +38,9 @@ _NUM_GROUPED_OPS = 2000
 _MICROBATCH = re.compile(r"#(\d+)$")
 _LETTERS = {int(Phase.FORWARD): "F", int(Phase.BACKWARD): "B"}
 MAX_MODULES = 24
-"""Rows of the table of modules, unless there are more outermost modules."""
+"""Number of rows in the table of modules; more only if there are more outermost modules."""
 SHARING, OTHER = "sharing links", "between"
-"""Causes of time on the critical path, beside those of `path_seconds`."""
+"""Additional causes of time on the critical path, beyond those of `path_seconds`."""
 
 
 _ROLE_NAMES = {
@@ -52,7 +56,7 @@ KINDS = (*_ROLE_NAMES.values(), REST)
 
 
 class HostCopies(NamedTuple):
-    """Copies between device and host in one step."""
+    """Number and bytes of copies between device and host in one step."""
 
     num_copies: int
     to_host_bytes: int
@@ -75,9 +79,9 @@ class DeviceFacts:
     busy_share: float
     peak_bytes: int
     capacity_bytes: int
-    """Bytes that tensors may fill."""
+    """Bytes available to tensors."""
     headroom_bytes: int
-    """Bytes of the device beyond that."""
+    """Bytes of the device that are reserved for context, workspaces and fragmentation."""
 
     @property
     def fits(self) -> bool:
@@ -86,24 +90,24 @@ class DeviceFacts:
 
     @property
     def fullness(self) -> float:
-        """Peak over capacity."""
+        """Peak as a fraction of the capacity."""
         return fullness(self.peak_bytes, self.capacity_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleFacts:
-    """Consecutive modules on one device, or one module that is split over several."""
+    """Consecutive modules on one device, or one module that is split over several devices."""
 
     name: str
-    """``transformer.h.0 … 5``, or the path of a single module."""
+    """Range such as ``transformer.h.0 … 5``, or the path of a single module."""
     on: str
-    """The device, or devices with their fractions of the time."""
+    """Name of the device, or of several devices with their fractions of the module's time."""
     num_ops: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkFacts:
-    """One channel that is used: a direction of a link, or a bus."""
+    """Load of one used channel: one direction of a link, or a bus."""
 
     name: str
     channel: int
@@ -116,19 +120,19 @@ class LinkFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeFacts:
-    """Collectives of one device: gathers, scatters and sums, on their own stream."""
+    """Collectives of one device: gathers, scatters and reductions on their own stream."""
 
     device: str
     num_exchanges: int
     sent_bytes: int
-    """Bytes that this device sends; it receives as many."""
+    """Bytes that this device sends; it receives the same number."""
     busy_s: float
     busy_share: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpFacts:
-    """One op and its duration on its device."""
+    """One op, or the microbatches of one op on a device, with their duration."""
 
     op: int
     name: str
@@ -140,61 +144,63 @@ class OpFacts:
     duration_s: float
     step_share: float
     count: int = 1
-    """Ops of this name on the device: one per microbatch."""
+    """Number of ops of this name on the device: one per microbatch."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PathFacts:
-    """The critical path: the chain of ops and transfers that is as long as the step."""
+    """The critical path: the chain of ops and transfers whose length is the step time."""
 
     steps: tuple[PathStep, ...]
     ops: IntArray
-    """The ops among the steps."""
+    """Indices of the ops on the path."""
     transfers: IntArray
-    """The transfers among the steps."""
+    """Indices of the transfers on the path."""
     shares: Mapping[str, float]
-    """Fraction of the step per cause; they sum to 1."""
+    """Fraction of the step per cause; the fractions sum to 1."""
     device_share: float
-    """Fraction of the step in ops on the path whose inputs were ready before their device was
-    free."""
+    """Fraction of the step in path ops that waited for their device although their inputs were
+    ready.
+    """
 
     def longest(self, max_steps: int) -> list[int]:
-        """Positions of the longest steps, in the order in which they happen."""
+        """Positions of the longest steps of the path, in order of time."""
+        # Start minus end is the negative length, so that an ascending sort puts the longest first.
         lengths = np.array([step.start_s - step.end_s for step in self.steps])
         return sorted(np.argsort(lengths, kind="stable")[:max_steps].tolist())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Everything that views show of one plan."""
+    """All facts that the views show of one plan."""
 
     title: str
     planner: str
     step_s: float
     num_ops: int
     num_transfers: int
-    """Without transfers of 0 bytes, which signal that a collective may begin."""
+    """Number of transfers, without those of 0 bytes that only signal the start of a collective."""
     moved_bytes: int
-    """Bytes moved by transfers and exchanges."""
+    """Bytes moved by transfers and collectives."""
     copies: HostCopies
-    """Copies between devices and the memory of their hosts."""
+    """Copies between devices and host memory."""
     price_per_hour: float | None
-    """Price of the devices that compute; None if a price is unknown."""
+    """Hourly price of the devices that compute; None if a price is unknown."""
     devices: tuple[DeviceFacts, ...]
     modules: tuple[ModuleFacts, ...]
-    """Which layers are where, in the order in which they first run."""
+    """Layers of each device, in the order in which they first run."""
     links: tuple[LinkFacts, ...]
-    """Channels that are used, busiest first."""
+    """Used channels, busiest first."""
     exchanges: tuple[ExchangeFacts, ...]
-    """Collectives of each device that takes part in any."""
+    """Collectives of each device that runs any."""
     top_ops: tuple[OpFacts, ...]
     path: PathFacts
     bottleneck: str
-    """The limit of the step as one sentence; may be empty."""
+    """One sentence about the limit of the step; may be empty."""
 
     @property
     def fullest(self) -> DeviceFacts:
-        """The device whose peak comes closest to its capacity or exceeds it most."""
+        """The device with the highest peak as a fraction of its capacity."""
         return max(self.devices, key=lambda device: device.fullness)
 
     @property
@@ -204,14 +210,15 @@ class Facts:
 
 
 def facts_of(problem: Problem, plan: Plan, timeline: Timeline) -> Facts:
-    """Work out the facts of a plan and its timeline."""
+    """Compute the facts of a plan and its timeline."""
     graph, cluster = problem.graph, problem.cluster
     is_data = _is_data(problem, timeline)
     exchanges = _exchanges(problem, timeline)
     path = _path(problem, timeline)
     return Facts(
         title=f"{inert(graph.name)} on {inert(cluster.name)}",
-        # Strategies for the batch are shown by their description instead.
+        # Batch strategies are described by their note "how", which is shown in place of the
+        # planner.
         planner="" if plan.notes.get("how") else inert(plan.planner),
         step_s=timeline.makespan_s,
         num_ops=graph.num_ops,
@@ -231,16 +238,17 @@ def facts_of(problem: Problem, plan: Plan, timeline: Timeline) -> Facts:
 
 
 def fullness(peak_bytes: int, capacity_bytes: int) -> float:
-    """Peak over capacity; infinite for a peak without capacity."""
+    """Peak as a fraction of the capacity; infinite for a positive peak without capacity."""
     if capacity_bytes > 0:
         return peak_bytes / capacity_bytes
     return float("inf") if peak_bytes > 0 else 0.0
 
 
 def fullest_device(problem: Problem, timeline: Timeline) -> int:
-    """The device whose peak comes closest to its capacity or exceeds it most."""
+    """Index of the device with the highest peak as a fraction of its capacity."""
     capacity = problem.memory_bytes.tolist()
     peaks = timeline.peak_bytes.tolist()
+    # Ties go to the first device, so that the result does not depend on the order of max.
     return max(range(len(peaks)), key=lambda d: (fullness(peaks[d], capacity[d]), -d))
 
 
@@ -269,7 +277,7 @@ def _devices(problem: Problem, timeline: Timeline) -> tuple[DeviceFacts, ...]:
 
 
 def module_facts(problem: Problem, device_of: IntArray) -> tuple[ModuleFacts, ...]:
-    """Modules and their devices; empty if the graph names no module."""
+    """Modules and their devices; empty if the graph has no module names."""
     if not len(problem.graph.modules):
         return ()
     names = [inert(name) for name in problem.cluster.device_names]
@@ -296,7 +304,7 @@ def _module_device(place: ModulePlace, names: list[str]) -> str:
 
 
 def _is_data(problem: Problem, timeline: Timeline) -> BoolArray:
-    """Per transfer, True unless it is only a signal."""
+    """Mask of the transfers that carry data, in contrast to control signals."""
     found: BoolArray = problem.graph.tensor_role[timeline.transfer_tensor] != Role.CONTROL
     return found
 
@@ -346,8 +354,10 @@ def _links(problem: Problem, timeline: Timeline, is_data: BoolArray) -> tuple[Li
 
 
 def _top_ops(problem: Problem, timeline: Timeline) -> tuple[OpFacts, ...]:
-    """The ops that take the longest, microbatches of one op on one device together."""
+    """Ops with the longest total duration; microbatches of an op on one device are summed."""
     duration_s = timeline.op_end_s - timeline.op_start_s
+    # Grouping all ops of a large graph is slow; ops beyond the longest 2,000 cannot reach the top
+    # dozen.
     longest = np.argsort(-duration_s, kind="stable")[:_NUM_GROUPED_OPS]
     groups: dict[tuple[str, int], list[int]] = {}
     for op in longest.tolist():
@@ -368,7 +378,7 @@ def _top_ops(problem: Problem, timeline: Timeline) -> tuple[OpFacts, ...]:
 
 
 class Pass(NamedTuple):
-    """Consecutive ops of one microbatch on one device."""
+    """Consecutive ops of one microbatch and direction on one device."""
 
     start_s: float
     end_s: float
@@ -377,7 +387,7 @@ class Pass(NamedTuple):
 
 
 def passes_of(problem: Problem, timeline: Timeline) -> tuple[tuple[Pass, ...], ...]:
-    """Forward and backward passes of microbatches per device; empty for unsplit batches."""
+    """Forward and backward passes of microbatches per device; empty if the batch is not split."""
     found: list[list[Pass]] = [[] for _ in range(timeline.num_devices)]
     graph = problem.graph
     if not graph.meta.get("unfolded"):
@@ -441,7 +451,7 @@ def _path(problem: Problem, timeline: Timeline) -> PathFacts:
         steps=steps,
         ops=ops,
         transfers=transfers,
-        # What is left over is rounding, unless the timeline was measured.
+        # A remainder below 1e-6 is rounding; a measured timeline has larger gaps between its ops.
         shares={cause: share for cause, share in shares.items() if share > 1e-6},
         device_share=_share(queued_s, timeline.makespan_s),
     )
@@ -459,7 +469,7 @@ def _share(part: float, whole: float) -> float:
 
 
 def host_copies(graph: Graph) -> HostCopies:
-    """The copies of a step; work on a copy stream that is no copy is not among them."""
+    """Count the copies of a step; other work on a copy stream is not counted."""
     kinds = np.array([kind.split(".")[0] == "copy" for kind in graph.kinds], dtype=bool)
     is_copy = kinds[graph.op_kind] if len(kinds) else np.zeros(graph.num_ops, dtype=bool)
     out = is_copy & (graph.op_stream == Stream.COPY_OUT)
@@ -469,10 +479,10 @@ def host_copies(graph: Graph) -> HostCopies:
 
 
 def memory_by_role(problem: Problem, timeline: Timeline) -> dict[str, tuple[int, ...]]:
-    """Bytes of each kind of memory per device at its peak; kinds that hold nothing are left out.
+    """Bytes per kind of memory and device at the device's peak; kinds without bytes are omitted.
 
-    Counted are tensors that are there before the step and gradients that are kept; the rest of the
-    peak is activations and workspace.
+    Counts tensors that exist before the step and gradients that are retained. The rest of the peak
+    is activations and workspace.
     """
     num_devices = timeline.num_devices
     places = lower(problem, timeline.op_device).places
@@ -487,6 +497,7 @@ def memory_by_role(problem: Problem, timeline: Timeline) -> dict[str, tuple[int,
         chosen = is_there & (role == kind)
         sums = np.zeros(num_devices, dtype=np.int64)
         np.add.at(sums, places.device[chosen], places.num_bytes[chosen])
+        # Sums must not exceed the peak: whatever does not fit any more is not there at that moment.
         sums = np.minimum(sums, rest)
         rest -= sums
         held[label] = tuple(sums.tolist())

@@ -1,4 +1,4 @@
-"""Plans of a step within a memory budget: table, decision and JSON."""
+"""Format the plans of a step within a memory budget: table, decision and JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ USUAL = (PLAIN, FULL_RECOMPUTE, FULL_OFFLOAD)
 
 
 def shown_plans(fit: BudgetFit) -> list[tuple[str, Fitted]]:
-    """The usual plans, then the chosen one, or the minimum-memory one if nothing fits."""
+    """The usual plans, then the chosen one, or the minimum-memory plan if nothing fits."""
     usual = [(name, plan) for name in USUAL if (plan := fit.frontier.find(name)) is not None]
     shown = _shown_plan(fit)
     if any(plan is shown for _, plan in usual):
@@ -34,24 +34,24 @@ def shown_plans(fit: BudgetFit) -> list[tuple[str, Fitted]]:
 
 
 def _shown_plan(fit: BudgetFit) -> Fitted:
-    """The chosen plan, or the minimum-memory one if nothing fits."""
+    """The chosen plan, or the minimum-memory plan if nothing fits."""
     return fit.chosen or fit.frontier.smallest
 
 
 def within_of(plan: Fitted) -> WithinBudget | None:
-    """The memory plan of a fitted step; None where that is the plain one."""
+    """The memory plan of a fitted step; None if it is the plain step."""
     if plan.memory is None:
         return None
     return WithinBudget(plan.uses.graph, plan.memory, plan.step.rewritten.graph)
 
 
 def resident_parameter_bytes(plan: Fitted) -> int:
-    """Bytes of parameters that are on the device at all times."""
+    """Bytes of parameters that stay on the device during the whole step."""
     return parameter_bytes(plan.step.rewritten.graph)
 
 
 def data(fit: BudgetFit) -> dict[str, Any]:
-    """The result as plain data, with the numbers of the chosen or minimum-memory plan."""
+    """The result as data, with the numbers of the chosen or minimum-memory plan."""
     shown = _shown_plan(fit)
     names = fit.frontier.problem.cluster.device_names
     return {
@@ -93,7 +93,7 @@ def data(fit: BudgetFit) -> dict[str, Any]:
 
 
 def numbers(plan: Fitted) -> dict[str, Any]:
-    """Step, peak, moved bytes and recomputed arithmetic of a plan."""
+    """Step time, peak, copied bytes and recomputed operations of a plan."""
     within = within_of(plan)
     copies = HostCopies(0, 0, 0) if within is None else within.copies
     return {
@@ -106,17 +106,17 @@ def numbers(plan: Fitted) -> dict[str, Any]:
 
 
 def under_peak(plan: Fitted) -> list[HeldStorage]:
-    """Storages that are on the device at the peak, the largest first."""
+    """Storages on the device at the peak, the largest first."""
     return held_at_peak(plan.step.problem, plan.timeline)
 
 
 def fit_table(fit: BudgetFit) -> RenderableType:
-    """A line per plan, then the decision and the largest tensors at the peak."""
+    """A table of plans, the decision, and the largest tensors at the peak."""
     return Group(plans_table(fit), Text(), *map(Text, sentences(fit)))
 
 
 def plans_table(fit: BudgetFit) -> FittedTable:
-    """A line per plan: step, peak, bytes that move and arithmetic that is recomputed."""
+    """Table of plans: step, peak, copied bytes and the recomputed fraction of the arithmetic."""
     flops = float(fit.frontier.problem.graph.flops.sum())
     rows, styles = [], []
     for label, plan in shown_plans(fit):
@@ -143,7 +143,8 @@ def plans_table(fit: BudgetFit) -> FittedTable:
 
 
 def sentences(fit: BudgetFit) -> list[str]:
-    """The decision, its distance from the bound, and the largest tensors at the peak."""
+    """The decision, its gap to the lower bound, and the largest tensors at the peak, as
+    sentences."""
     shown = _shown_plan(fit)
     lines = [_decision(fit)]
     if fit.gap is not None and fit.bound_s is not None:
@@ -166,7 +167,7 @@ def sentences(fit: BudgetFit) -> list[str]:
 
 
 def _decision(fit: BudgetFit) -> str:
-    """Summary of the chosen plan, or of the minimum-memory one if nothing fits."""
+    """Summary of the chosen plan, or of the minimum-memory plan if nothing fits."""
     shown, within = _shown_plan(fit), within_of(_shown_plan(fit))
     label = next(label for label, plan in shown_plans(fit) if plan is shown)
     does = "nothing is offloaded or recomputed" if within is None else decided(within)

@@ -1,7 +1,7 @@
-"""The report of a step fitted into a budget: one HTML file without scripts.
+"""The report of a step fitted into a memory budget: one HTML file without scripts.
 
-Plans, the memory curve before and after under the line of the budget, the storages under the peak,
-step time against budget, and the policy of each block.
+Shows the plans, the memory curve before and after with the line of the budget, the storages at the
+peak, step time against budget, and the policy of each block.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NUM_TENSORS = 12
 
 
 def fit_report_html(fit: BudgetFit, plan_file: str = PLAN_FILE) -> str:
-    """The report as one HTML text; its commands name ``plan_file``."""
+    """Render the report as one HTML text; its commands name ``plan_file``."""
     problem = fit.frontier.problem
     title = f"{inert(problem.graph.name)} within {format_bytes(fit.budget_bytes)}"
     shown_plan = fit.chosen or fit.frontier.smallest
@@ -48,7 +48,7 @@ def fit_report_html(fit: BudgetFit, plan_file: str = PLAN_FILE) -> str:
 
 
 def summary_html(fit: BudgetFit) -> str:
-    """Stats, plans, other budgets and memory curves."""
+    """HTML of stats, plans, other budgets and memory curves, for the page of ``hocket ui``."""
     shown_plan = fit.chosen or fit.frontier.smallest
     return (
         f'<dl class="stats">{_stats(fit, shown_plan)}</dl>'
@@ -104,7 +104,7 @@ def _curves(fit: BudgetFit, shown_plan: Fitted) -> str:
 
 def _curve(name: str, plan: Fitted, budget_bytes: int, most: int) -> str:
     time_s, size = memory_envelope(plan.timeline, 0, 400)
-    # Both curves have one scale: the larger of the two peaks.
+    # Both curves use the scale of the larger peak, so that their heights can be compared.
     height = 92 * min(1.0, max(plan.peak_bytes, budget_bytes) / max(most, budget_bytes))
     curve = memory_paths(
         0, 400, 100 - height, height, time_s, size, plan.timeline.makespan_s, budget_bytes,
@@ -129,7 +129,7 @@ def _tensors(shown_plan: Fitted) -> str:
 
 
 def budgets_chart(fit: BudgetFit) -> str:
-    """Step time against memory for every plan of the frontier, the chosen one marked."""
+    """Chart of step time against memory for the plans of the frontier; the chosen one is marked."""
     plans = sorted(fit.frontier.best_of(), key=lambda plan: plan.peak_bytes)
     if len(plans) < 2:
         return ""

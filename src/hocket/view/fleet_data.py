@@ -1,4 +1,4 @@
-"""Allocations, simulated fleets and predicted throughputs as ``--json`` prints them."""
+"""Data for ``--json`` of allocations, simulated fleets and predicted throughputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hocket.fleet.throughputs.predict import PredictedThroughputs
 from hocket.view.comparison import how_of
 
 MOST_NAMES = 20
-"""Maximum number of jobs listed by name among those that can never run."""
+"""Maximum number of named jobs among those that can never run."""
 
 
 def allocation_data(
@@ -40,7 +40,7 @@ def allocation_data(
 
 
 def allocation_notes(snapshot: ClusterSnapshot, answer: Allocation) -> dict[str, str]:
-    """Messages of the policy, and jobs that no policy can run."""
+    """Notes of the policy, and the jobs that no policy can run."""
     fastest = snapshot.usable_steps_per_s.max(axis=1, initial=0.0).tolist()
     never = [job for job, speed in zip(snapshot.ids, fastest, strict=True) if speed <= 0.0]
     if not never:
@@ -50,7 +50,7 @@ def allocation_notes(snapshot: ClusterSnapshot, answer: Allocation) -> dict[str,
 
 
 def run_data(run: FleetRun) -> dict[str, Any]:
-    """The figures of a simulated fleet."""
+    """Figures of a simulated fleet."""
     return {
         key: _finite(value) if isinstance(value, float) else value
         for key, value in run.figures().items()
@@ -76,7 +76,7 @@ def prediction_data(prediction: PredictedThroughputs) -> dict[str, Any]:
 
 
 def gang_plans_data(plans: Sequence[GangPlan]) -> list[dict[str, Any]]:
-    """The best plan of every gang, and what is missing where there is none."""
+    """The best plan of every gang, or the reason why none fits."""
     return [
         {
             "device_type": plan.servers.name,
@@ -91,5 +91,5 @@ def gang_plans_data(plans: Sequence[GangPlan]) -> list[dict[str, Any]]:
 
 
 def _finite(value: float) -> float | None:
-    """The value, or None (JSON null) if it is infinite or NaN."""
+    """The value, or None (JSON null) if the value is infinite or NaN."""
     return value if abs(value) < float("inf") else None

@@ -1,8 +1,8 @@
-"""Draw who held which device over time, as SVG: a row per device, a bar per attempt of a job.
+"""Draw which job held which device over time, as SVG: one row per device, one bar per attempt.
 
-The picture has no style of its own; colours are classes, one of twelve for each job by its
-number, so that a job keeps its colour as long as it lives. Rows and bars are bounded, the last
-bars stay, and the result says how many were left out.
+The picture contains CSS classes and no style. A job gets one of twelve colour classes by its
+number, so its colour never changes. The numbers of rows and bars are limited; the latest bars are
+drawn, and the result states how many are missing.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ MAX_DEVICES = 64
 MAX_BARS = 3000
 _WIDTH_PX, _LABEL_PX, _ROW_PX, _AXIS_PX = 1080, 130, 22, 24
 _PX_PER_LETTER = 6.6
+# Round intervals of the time axis, from a second to a day.
 _STEPS_S = (
     1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400,
 )  # fmt: skip
@@ -26,7 +27,7 @@ _STEPS_S = (
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceRow:
-    """A device as it is shown."""
+    """Row of the picture for one device."""
 
     name: str
     device_type: str
@@ -35,26 +36,26 @@ class DeviceRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """Time for which a job held a device."""
+    """Bar for the time in which a job held a device."""
 
     device: int
-    """Index of its row."""
+    """Index of the device's row."""
     job: int
     label: str
     start_s: float
     end_s: float | None
-    """End of the bar; None while the job holds the device."""
+    """End of the bar; None while the job still holds the device."""
     note: str
     """Text of the tooltip."""
     is_bad: bool = False
     """True if the attempt failed or was lost."""
     is_second: bool = False
-    """True if another job had the device before, and shares it: the bar is half as high."""
+    """True for the second of two jobs that share the device; its bar is half as high."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DevicePicture:
-    """The picture and what it leaves out."""
+    """The picture, with the numbers of omitted devices and bars."""
 
     svg: str
     num_hidden_devices: int
@@ -62,7 +63,7 @@ class DevicePicture:
 
 
 def colour_of(job: int) -> int:
-    """The colour class of a job."""
+    """Colour class of a job."""
     return job % NUM_COLOURS
 
 
@@ -73,9 +74,10 @@ def draw_devices(
     now_s: float,
     ticks: Iterable[tuple[float, str]] | None = None,
 ) -> DevicePicture:
-    """Draw who held each device from ``from_s`` until ``now_s``.
+    """Draw which job held each device between ``from_s`` and ``now_s``.
 
-    ``ticks`` are seconds after ``from_s`` and their labels, by default round times before now.
+    ``ticks`` are pairs of seconds after ``from_s`` and labels; the default is round times before
+    now.
     """
     shown = devices[:MAX_DEVICES]
     seen = [
@@ -151,6 +153,7 @@ def _rows(devices: Sequence[DeviceRow]) -> Iterator[str]:
 def _bar(bar: Bar, scale: Scale, from_s: float, now_s: float) -> str:
     start_s, end_s = max(bar.start_s, from_s), _end_s(bar, now_s)
     x = scale.x(start_s - from_s)
+    # Bars narrower than a pixel would vanish; 0.7 px separate neighbours.
     width = max((end_s - start_s) * scale.px_per_s - 0.7, 1.0)
     full_px = _ROW_PX - 4
     height = full_px // 2 if bar.is_second else full_px

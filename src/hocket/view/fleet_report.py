@@ -1,6 +1,8 @@
-"""Simulated fleets as one HTML file that needs nothing else: tables, curves and who ran where.
+"""Simulated fleets as one self-contained HTML file: tables, curves and a chart of devices over
+time.
 
-All pictures are SVG in the page; there is no script and no request to anywhere.
+All pictures are inline SVG. There is no script and no network request. Long runs are thinned:
+curves to a few hundred points, the chart of devices to the longest spans.
 """
 
 from __future__ import annotations
@@ -24,9 +26,6 @@ from hocket.view.names import inert
 from hocket.view.page import fitted, page_html
 from hocket.view.table import FittedTable, name, number
 
-# Long runs are thinned: curves to a few hundred points, the picture of devices to the longest
-# spans.
-
 NUM_COLOURS = 8
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1080, 260, 110, 40, 12, 28
 _ACROSS = _WIDTH - _LEFT - _RIGHT
@@ -37,15 +36,17 @@ Ticks = Sequence[tuple[float, str]]
 
 
 def colour_of(at: int) -> int:
-    """The class of colour of a run or a job."""
+    """Colour class of a run or a job."""
     return at % NUM_COLOURS
 
 
 def completion_chart(runs: Sequence[FleetRun]) -> str:
-    """Fraction of jobs ended against time since arrival, on a logarithmic time axis."""
+    """Chart of the fraction of ended jobs against time since arrival, on a logarithmic time
+    axis."""
     ends_s = [np.sort(run.jct_s) for run in runs]
     longest_s = max((float(ends[-1]) for ends in ends_s if len(ends)), default=1.0)
     shortest_s = min((float(ends[0]) for ends in ends_s if len(ends)), default=longest_s)
+    # A logarithmic axis needs a positive lower end, and at most four decades stay readable.
     low_s = max(min(shortest_s, longest_s / 3.0), longest_s / 1e4, 1e-9)
 
     def place(value_s: FloatArray) -> FloatArray:
@@ -59,7 +60,7 @@ def completion_chart(runs: Sequence[FleetRun]) -> str:
 
 
 def use_chart(runs: Sequence[FleetRun]) -> str:
-    """Fraction of the devices in use over time."""
+    """Chart of the fraction of devices in use over time."""
     end_s = max(max((run.simulated_s for run in runs), default=1.0), 1e-9)
     curves = [
         _steps(
@@ -71,11 +72,12 @@ def use_chart(runs: Sequence[FleetRun]) -> str:
 
 
 def device_chart(run: FleetRun, spans: HoldSpans) -> str:
-    """Jobs on devices over time, the longest spans of many."""
+    """Chart of jobs on devices over time; only the longest spans if there are many."""
     total_s = max(run.simulated_s, 1e-9)
     unit_s, unit = unit_of(total_s)
     by_length = np.argsort(spans.end_s - spans.start_s, kind="stable")[-MAX_BARS:]
     bars = []
+    # Second jobs of shared devices are drawn last, on top of the first ones.
     for at in by_length[np.argsort(spans.is_second[by_length], kind="stable")].tolist():
         start_s, end_s = float(spans.start_s[at]), float(spans.end_s[at])
         job, name = int(spans.number[at]), run.names[spans.number[at]]
@@ -99,7 +101,7 @@ def device_chart(run: FleetRun, spans: HoldSpans) -> str:
 
 
 def _stairs(x: FloatArray, level: FloatArray) -> Curve:
-    """A level that rises at each x; from few hundred steps on, only some of its points."""
+    """Staircase that rises at each x; thinned to `_MAX_POINTS` points."""
     if len(x) > _MAX_POINTS:
         keep = np.unique(np.linspace(0, len(x) - 1, _MAX_POINTS).astype(int))
         x, level = x[keep], np.append(0.0, level[1:][keep])
@@ -107,7 +109,8 @@ def _stairs(x: FloatArray, level: FloatArray) -> Curve:
 
 
 def _steps(edges: FloatArray, level: FloatArray) -> Curve:
-    """A level from each edge to the next; of many, the means of some at a time."""
+    """Step function with a level between neighbouring edges; long ones are averaged over
+    intervals."""
     if len(level) > _MAX_POINTS:
         first = np.linspace(0, len(level), _MAX_POINTS + 1).astype(int)
         total = np.append(0.0, np.cumsum(level * np.diff(edges)))
@@ -117,7 +120,7 @@ def _steps(edges: FloatArray, level: FloatArray) -> Curve:
 
 
 def _chart(curves: Sequence[Curve], ticks: Ticks, meaning: str) -> str:
-    """Curves in the unit square with marks along the bottom."""
+    """Draw curves of the unit square with tick marks along the bottom."""
     bottom = _HEIGHT - _BOTTOM
     parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(meaning)}">']
     for level, text in ((0.0, "none"), (0.5, "half"), (1.0, "all")):
@@ -147,7 +150,7 @@ def _time_ticks(end_s: float) -> list[tuple[float, str]]:
 
 
 def _log_ticks(low_s: float, high_s: float) -> list[tuple[float, str]]:
-    """Round times between two, from seconds to years: more of them where they are near."""
+    """Round times between two limits, from seconds to years; more ticks if the limits are close."""
     digits = (1, 10) if high_s > 100.0 * low_s else (1, 2, 5, 10, 20)
     ticks = [
         (unit_s * n, f"{n} {unit}") for unit_s, unit in ((1, "s"), (60, "min")) for n in digits
@@ -191,7 +194,7 @@ h2{margin-top:1.6rem}.scroll{margin-bottom:1rem}
 
 
 def fleet_report_html(runs: Sequence[FleetRun], title: str) -> str:
-    """The report of one or more runs of one trace."""
+    """Render the report of one or more runs of one trace."""
     parts = [
         *map(fitted, run_tables(runs)),
         "".join(f"<p>{escape(line)}</p>" for line in remarks(runs)),
@@ -223,12 +226,13 @@ def write_fleet_report(path: str | Path, runs: Sequence[FleetRun], title: str) -
 
 
 def _scrolled(content: str) -> str:
-    """Wider than a telephone: it moves, and the page does not."""
+    """Wrap content that is wider than a phone, so that it scrolls instead of the page."""
     return f'<div class="scroll">{content}</div>'
 
 
 def _longest_jobs(run: FleetRun) -> FittedTable:
-    """Jobs with the longest times from arrival to end; those that have not ended come first."""
+    """Table of the jobs with the longest times from arrival to end; unfinished jobs come first."""
+    # NaN marks a job that has not ended.
     end_s = np.where(np.isnan(run.end_s), np.inf, run.end_s)
     order = np.argsort(-(end_s - run.arrival_s), kind="stable")[:_MAX_JOBS]
     rows = [

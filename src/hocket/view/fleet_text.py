@@ -1,4 +1,4 @@
-"""Simulated fleets as a table on the terminal."""
+"""Format simulated fleets as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def label(run: FleetRun) -> str:
 
 
 def unit_of(seconds: float) -> tuple[float, str]:
-    """The unit in which a time is read best, in seconds, and its name."""
+    """Unit in which a duration reads best: its length in seconds and its name."""
     return next(((s, unit) for s, unit in ((3600.0, "h"), (60.0, "min")) if seconds >= s), (1, "s"))
 
 
 def run_tables(runs: Sequence[FleetRun]) -> tuple[FittedTable, FittedTable]:
-    """Times of the runs, all in one unit, and how well devices were used; a row per run."""
+    """Two tables with a row per run: times in one common unit, and use of the devices."""
     every = [run.figures() for run in runs]
     unit = unit_of(max((figures["average_jct_s"] for figures in every), default=np.nan))
     keys = ("average_jct_s", "p50_jct_s", "p99_jct_s", "makespan_s")
@@ -58,11 +58,12 @@ def run_tables(runs: Sequence[FleetRun]) -> tuple[FittedTable, FittedTable]:
 
 
 def _in_unit(seconds: float, unit_s: float, unit: str) -> str:
+    # NaN is the only value that differs from itself: no job has such a time.
     return "–" if seconds != seconds else f"{seconds / unit_s:.2f} {unit}"
 
 
 def print_runs(out: Console, runs: Sequence[FleetRun]) -> None:
-    """One row per run in two tables, and what the runs have in common."""
+    """Print the tables of all runs and the remarks about them."""
     for table in run_tables(runs):
         out.print(table)
     for line in remarks(runs):
@@ -70,7 +71,7 @@ def print_runs(out: Console, runs: Sequence[FleetRun]) -> None:
 
 
 def remarks(runs: Sequence[FleetRun]) -> list[str]:
-    """Notes that belong to the figures."""
+    """Notes that belong to the figures: devices, omitted and unfinished jobs, costs, CPU time."""
     first = runs[0]
     pools = zip(first.device_types, first.num_devices, strict=True)
     devices = ", ".join(f"{count} {inert(device_type, 24)}" for device_type, count in pools)

@@ -1,4 +1,4 @@
-"""Inputs of plans as ``--json`` prints them: graphs, clusters, profiles, calibrations."""
+"""Data of a plan's inputs for ``--json``: graphs, clusters, profiles, calibrations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def graph_data(graph: Graph, file: Path) -> dict[str, Any]:
-    """A graph that was captured or made, and its sums."""
+    """Size of a captured or generated graph, and totals over its ops."""
     return {
         "file": file,
         "name": graph.name,
@@ -35,12 +35,12 @@ def graph_data(graph: Graph, file: Path) -> dict[str, Any]:
 
 
 def cluster_data(cluster: Cluster, file: Path | None) -> dict[str, Any]:
-    """A cluster that was detected or probed, as its file states it."""
+    """A detected or probed cluster in the form of its file."""
     return {"file": file, "cluster": cluster_to_dict(cluster)}
 
 
 def profile_data(profile: Profile, file: Path) -> dict[str, Any]:
-    """Timed ops, and those without a time."""
+    """Numbers of timed ops, and ops without a time."""
     return {
         "file": file,
         "device_kind": profile.device_kind,
@@ -50,13 +50,13 @@ def profile_data(profile: Profile, file: Path) -> dict[str, Any]:
 
 
 def calibration_data(device_kind: str, errors: Sequence[FamilyError], file: Path) -> dict[str, Any]:
-    """Error of the fitted efficiencies for each family of ops."""
+    """Errors of the fitted efficiencies for each family of ops."""
     families = {row.family: picked(row, "measured_s", "predicted_s", "error") for row in errors}
     return {"file": file, "device_kind": device_kind, "families": families}
 
 
 def measured_run_lines(runs: Sequence[StepRun]) -> list[str]:
-    """A table of predicted and measured steps, one line per run."""
+    """Text table of predicted and measured steps, one line per run."""
     lines = [f"{'model':<24}{'device types':<20}{'predicted':>12}{'measured':>12}{'error':>9}"]
     for run in runs:
         predicted, measured = (format_seconds(s) for s in (run.predicted_s, run.measured_s))
@@ -73,7 +73,7 @@ def coefficients_data(
     before: FloatArray,
     after: FloatArray,
 ) -> dict[str, Any]:
-    """Fitted coefficients, and errors of the runs that they were fitted to."""
+    """Fitted coefficients, and errors on the runs to which they were fitted."""
     return {
         "file": file,
         "runs": len(after),

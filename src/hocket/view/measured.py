@@ -1,4 +1,4 @@
-"""A run, measured and predicted: tables for the terminal, and ``--json``."""
+"""Format a run, measured and predicted, as tables for the terminal and as ``--json``."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from hocket.runtime.run_options import RunResult
 
 _MANY = 2
-"""Ratio to the prediction from which a factor is shown instead of a percentage."""
+"""Ratio to the prediction from which a factor is printed instead of a percentage."""
 
 
 def run_table(problem: Problem, plan: Plan, result: RunResult) -> RenderableType:
-    """The step, then a line per device, replica or pipeline rank: predicted beside measured."""
+    """Step time, and a line per device, replica or pipeline rank: predicted beside measured."""
     if is_transformer_plan(plan):
         columns, rows = _rank_lines(_ranks(problem, plan, result))
     elif plan.get(Parallel) is not None:
@@ -73,12 +73,13 @@ def _replica_lines(
 
 
 def _both(value: dict[str, Any], write: Callable[[Any], str]) -> list[str]:
-    """Predicted and measured; a dash for what was not counted."""
+    """Predicted and measured value as text; a dash for a value that was not measured."""
     return ["–" if value[by] is None else write(value[by]) for by in ("predicted", "measured")]
 
 
 def _not_reserved(plan: Plan, result: RunResult) -> Iterator[str]:
-    """Memory that two CUDA streams hold and a CPU run does not."""
+    """Yield a note about memory that two CUDA streams reserve and a run on the CPU does not
+    show."""
     waves = plan.get(Waves)
     if waves is None or not waves.separate_bytes or set(result.runs_on.values()) != {"cpu"}:
         return
@@ -118,7 +119,8 @@ def _devices(problem: Problem, result: RunResult) -> list[dict[str, Any]]:
             "runs_on": result.runs_on[device],
             "busy_s": {
                 "predicted": float(predicted.busy_s[d]),
-                # Memory plans are executed by the model itself, whose ops are not timed.
+                # A memory plan runs inside the model's own forward and backward, where single ops
+                # are not timed.
                 "measured": None if measured is None else float(measured.busy_s[d]),
             },
             "peak_bytes": {
@@ -134,7 +136,7 @@ def _devices(problem: Problem, result: RunResult) -> list[dict[str, Any]]:
 
 
 def agreement_data(agreement: Agreement) -> dict[str, Any]:
-    """Difference between a parallel config and one device."""
+    """Differences between a parallel configuration and one device."""
     return picked(agreement, "is_right", "loss_error", "gradient_error")
 
 
@@ -154,7 +156,7 @@ def _ranks(problem: Problem, plan: Plan, result: RunResult) -> list[dict[str, An
 
 
 def _common(result: RunResult) -> dict[str, Any]:
-    # JSON has no word for what is not a number.
+    # JSON has no NaN or infinity.
     losses = [loss if loss is not None and math.isfinite(loss) else None for loss in result.losses]
     return {
         "backend": result.backend,

@@ -1,4 +1,4 @@
-"""A placement described by modules: a short list of lines that say which layer is on which device.
+"""Describe a placement by modules: a short list of lines with the device of each layer.
 
 Modules form a tree by the dots of their paths. A module that spends nearly all of its time on one
 device gets one line. Any other module is replaced by its submodules, down to the depth at which the
@@ -16,27 +16,28 @@ from hocket.base.arrays import FloatArray, IntArray
 from hocket.plan.problem import Problem
 
 NEARLY_ALL = 0.98
-"""Fraction of a module's time that one device must run for the module to be on one line."""
+"""Fraction of a module's time on one device from which the module gets a single line."""
 
 
 @dataclass(frozen=True, eq=False)
 class ModulePlace:
-    """One line: a module, or the module's own ops without submodules, and the devices that run
-    it."""
+    """One line: a module, or only the ops that a module runs outside its submodules, and their
+    devices.
+    """
 
     path: str
-    """Path of the module; empty for ops of no module."""
+    """Path of the module; empty for ops outside all modules."""
     last: str
-    """Path of the last module that the line covers; ``path`` if it covers one."""
+    """Path of the last module of the line; equal to ``path`` if the line covers one module."""
     share: FloatArray
-    """Fraction of the module's time that each device runs."""
+    """Fraction of the module's time on each device."""
     num_ops: int
     is_own: bool = False
-    """True if the line covers the module's own ops only; its submodules have lines of their own."""
+    """True if the line covers only the module's own ops; its submodules have separate lines."""
 
     @property
     def device(self) -> int:
-        """The device that runs the largest fraction of the module."""
+        """Device that runs the largest fraction of the module."""
         return int(np.argmax(self.share))
 
     @property
@@ -47,8 +48,7 @@ class ModulePlace:
 
 @dataclass(frozen=True, eq=False)
 class _Tree:
-    """Seconds per device and number of ops of each module: with its submodules, and its own
-    alone."""
+    """Seconds per device and number of ops of each module, with and without its submodules."""
 
     seconds: dict[str, FloatArray]
     own_seconds: dict[str, FloatArray]
@@ -58,9 +58,9 @@ class _Tree:
 
 
 def module_places(problem: Problem, device_of: IntArray, max_lines: int) -> tuple[ModulePlace, ...]:
-    """Return lines that together cover every op, in the order in which the modules first run.
+    """Lines that together cover every op, in the order in which the modules first run.
 
-    There are at most ``max_lines``, unless the outermost modules alone need more.
+    At most ``max_lines``, unless the outermost modules alone need more.
     """
     tree = _tree(problem, device_of)
     deepest = max(path.count(".") + 1 for path in tree.seconds)
@@ -77,8 +77,9 @@ def _tree(problem: Problem, device_of: IntArray) -> _Tree:
     graph, costs = problem.graph, problem.costs
     op_s = costs.op_s[costs.device_row[device_of], np.arange(graph.num_ops)]
     table = np.zeros((len(graph.modules) + 1, problem.cluster.num_devices))
-    # An op without a time still is somewhere.
+    # An op without a time still belongs to a device, so it gets a tiny weight.
     np.add.at(table, (graph.op_module, device_of), np.maximum(op_s, 1e-12))
+    # Ops outside all modules have index -1; the modulo maps them to the last row.
     count = np.bincount(graph.op_module % len(table), minlength=len(table))
     first = np.full(len(table), graph.num_ops)
     np.minimum.at(first, graph.op_module, np.arange(graph.num_ops))

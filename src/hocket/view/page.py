@@ -1,7 +1,7 @@
 """Frame and building blocks of every HTML report.
 
-One HTML file that needs nothing else; a content security policy allows exactly its own style and
-script, and no request to anywhere. Every text that comes from outside passes `escape`.
+A report is one self-contained HTML file. A content security policy allows exactly its own style and
+script, and no network request. Every text of unknown origin passes `escape`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from hocket.view.table import Column, FittedTable
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
-# Two voices that alternate: what a hocket is.
+# Two alternating voices: the musical form called hocket.
 LOGO = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 16" aria-hidden="true">'
     '<path fill="#3c72b4" d="M0 1h7v6H0zM16 1h7v6h-7z"/>'
     '<path fill="#c8752f" d="M8 9h7v6H8zM24 9h7v6h-7z"/></svg>'
 )
-"""The mark of the page, as SVG."""
+"""Logo of the page, as SVG."""
 
 
 def page_html(
@@ -45,10 +45,10 @@ def page_html(
     data: Mapping[str, Any] | None = None,
     connects: bool = False,
 ) -> str:
-    """A report: title, lead and footer as text, stats and the parts of the body as HTML.
+    """Render a report: ``title``, ``lead`` and ``footer`` are text, ``stats`` and ``body`` HTML.
 
-    ``css`` comes after the style of all reports; ``js`` finds ``data`` as JSON in the element of
-    that name. With ``connects`` the script may ask the server that the page came from.
+    ``css`` is appended to the common style. ``js`` finds ``data`` as JSON in the element with id
+    "data". With ``connects`` the script may send requests to the page's own server.
     """
     style = picture_css() + template("report.css") + css
     script = "" if data is None else _data_element(data)
@@ -70,8 +70,8 @@ def page_html(
 
 
 def fill(page: str, values: Mapping[str, str]) -> str:
-    """A template with its placeholders filled; values must be HTML already."""
-    # One pass over the template: a value that looks like a placeholder is not filled again.
+    """Fill the placeholders of a template; values must be HTML already."""
+    # One pass over the template, so that a value that looks like a placeholder is not filled again.
     return _PLACEHOLDER.sub(lambda match: values[match[1]], page)
 
 
@@ -81,9 +81,10 @@ def template(name: str) -> str:
 
 
 def policy(css: str, js: str) -> str:
-    """The content security policy of a page with this style and this script."""
+    """Content security policy for a page with this style and this script."""
 
     def allowed(text: str) -> str:
+        # Browsers run inline style and script only if their SHA-256 is listed.
         digest = hashlib.sha256(text.encode()).digest()
         return f"'sha256-{base64.b64encode(digest).decode()}'"
 
@@ -94,7 +95,7 @@ def policy(css: str, js: str) -> str:
 
 
 def stats_html(entries: Iterable[tuple[str, Cell, str]]) -> str:
-    """The numbers that matter most: name, value and a note on each."""
+    """HTML of the most important numbers: name, value and a note on each."""
     return "".join(
         f"<div><dt>{escape(name)}</dt><dd>{_html(value)}<small>{escape(note)}</small></dd></div>"
         for name, value, note in entries
@@ -102,7 +103,7 @@ def stats_html(entries: Iterable[tuple[str, Cell, str]]) -> str:
 
 
 def _data_element(data: Mapping[str, Any]) -> str:
-    """JSON that cannot end its element."""
+    """Script element with JSON; escaped so that no value can close the element."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     return f'<script type="application/json" id="data">{text}</script>\n'
@@ -113,7 +114,7 @@ def _data_element(data: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Html:
-    """Text that is HTML already."""
+    """Text that is HTML already and must not be escaped."""
 
     text: str
 
@@ -127,7 +128,7 @@ def _html(cell: Cell) -> str:
 
 @dataclass(frozen=True)
 class ColumnHead:
-    """Head of a column, with the classes that its cells share."""
+    """Title of a column, with CSS classes that its cells share."""
 
     title: str
     classes: str = ""
@@ -136,7 +137,7 @@ class ColumnHead:
 def table(
     heads: Sequence[ColumnHead], rows: Iterable[Sequence[Cell]], row_classes: Sequence[str] = ()
 ) -> str:
-    """An HTML table with a head for each column; it scrolls sideways."""
+    """HTML table with a title for each column; it scrolls sideways if it is too wide."""
     top = "".join(
         f'<th scope="col"{_classes(head.classes)}>{escape(head.title)}</th>' for head in heads
     )
@@ -152,7 +153,7 @@ def table(
 
 
 def fitted(shown: FittedTable) -> str:
-    """A table that the terminal prints as well; columns that it may drop are hidden on phones."""
+    """HTML of a terminal table; columns that the terminal may drop are hidden on phones."""
     heads = [
         ColumnHead(column.title.strip()[:1].upper() + column.title.strip()[1:], _classes_of(column))
         for column in shown.columns
@@ -179,6 +180,7 @@ def _cell(column: Column, text: str) -> Cell:
     if text.endswith("✗"):
         return Html(f'<span class="over">{escape(text)}</span>')
     if column.is_share and text.endswith("%"):
+        # Cells such as "<1 %" have a sign before the number.
         return Html(bar(float(text.strip("<% ")) / 100) + escape(text))
     return text
 
@@ -188,12 +190,12 @@ def _classes(names: str) -> str:
 
 
 def options_html(values: Iterable[str]) -> str:
-    """The entries of a list to choose from."""
+    """HTML options of a selection list."""
     return "".join(f'<option value="{escape(value)}"></option>' for value in values)
 
 
 def section(name: str, title: str, *content: str) -> str:
-    """A section under its heading."""
+    """Section with a heading."""
     return (
         f'<section aria-labelledby="{name}-title"><h2 id="{name}-title">{escape(title)}</h2>'
         f"{''.join(content)}</section>"
@@ -201,7 +203,9 @@ def section(name: str, title: str, *content: str) -> str:
 
 
 def bar(share: float, kind: str = "") -> str:
-    """A small bar filled to the fraction ``share``; screen readers read the number instead."""
+    """Small bar filled to the fraction ``share``; hidden from screen readers, which read the
+    number.
+    """
     filled = 100 * min(max(share, 0.0), 1.0)
     return (
         '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
@@ -211,9 +215,10 @@ def bar(share: float, kind: str = "") -> str:
 
 
 def stack(shares: Sequence[float], classes: Sequence[str]) -> str:
-    """One bar divided into shares of its whole."""
+    """One bar divided into coloured fractions."""
     left, parts = 0.0, []
     for share, name in zip(shares, classes, strict=True):
+        # A gap of 0.15 % separates neighbouring parts.
         width = max(100 * share - 0.15, 0.0)
         parts.append(f'<rect class="{name}" x="{left:.2f}" width="{width:.2f}" height="8"/>')
         left += 100 * share

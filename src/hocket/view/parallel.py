@@ -1,4 +1,8 @@
-"""Facts of parallel configs and plans, computed once for text, report and ``--json``."""
+"""Facts of parallel configurations and plans, computed once for text, report and ``--json``.
+
+Columns of the candidates table, JSON of forecasts, facts per pipeline rank, and a Perfetto trace of
+a pipeline schedule.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +38,8 @@ HOURS_PER_DAY = 24
 
 
 def fields_of(candidates: tuple[ConfigForecast, ...]) -> list[tuple[Column, tuple[str, ...]]]:
-    """Columns of the table of candidates without memory, and their cells; empty ones are left
-    out."""
+    """Columns of the candidates table, except memory, with their cells; empty columns are
+    omitted."""
     configs = [candidate.config for candidate in candidates]
 
     def whole(name: str, *, skip: int = 0) -> tuple[str, ...]:
@@ -69,13 +73,16 @@ def fields_of(candidates: tuple[ConfigForecast, ...]) -> list[tuple[Column, tupl
 
 
 def _number(value: float | None, form: str) -> str:
-    """A number as a cell; empty where it is unknown."""
+    """Number as a cell; empty if it is unknown."""
     return "" if value is None else form.format(value)
 
 
 def kinds_text(candidates: tuple[ConfigForecast, ...]) -> tuple[str, ...]:
-    """``2 a100-80g + 4 v100-16g``: pipeline ranks of each kind, in order; nothing where all
-    are alike."""
+    """Device types of each candidate, such as ``2 a100-80g + 4 v100-16g`` (pipeline ranks per
+    type).
+
+    Texts are empty if the cluster has one device type.
+    """
     if not candidates or len(pools_of(candidates[0].problem)) == 1:
         return ("",) * len(candidates)
     texts = []
@@ -90,14 +97,14 @@ def kinds_text(candidates: tuple[ConfigForecast, ...]) -> tuple[str, ...]:
 
 
 def schedule_text(config: ParallelConfig) -> str:
-    """``interleaved x4``, or nothing where there is no pipeline."""
+    """Schedule such as ``interleaved x4``; a dash without a pipeline."""
     if config.pipeline == 1:
         return "–"
     return inert(config.schedule) + (f" x{config.chunks}" if config.chunks > 1 else "")
 
 
 def price_text(candidate: ConfigForecast) -> str:
-    """Dollars per day, or nothing where prices are unknown."""
+    """Dollars per day; empty if prices are unknown."""
     hourly = candidate.price_per_hour
     return "" if hourly is None else dollars(hourly * HOURS_PER_DAY)
 
@@ -106,7 +113,7 @@ def price_text(candidate: ConfigForecast) -> str:
 
 
 def forecast_data(candidate: ConfigForecast) -> dict[str, Any]:
-    """A candidate as ``--json`` prints it."""
+    """A candidate as data for ``--json``."""
     config = asdict(candidate.config)
     layers = config.pop("layers")
     found = picked(
@@ -129,7 +136,7 @@ def forecast_data(candidate: ConfigForecast) -> dict[str, Any]:
 
 
 def forecasts_data(comparison: Comparison, top: int) -> dict[str, Any]:
-    """A comparison of configs, with the first ``top`` candidates and misfits."""
+    """A comparison of configurations as data, with the candidates of `shown`."""
     problem, winner = comparison.problem, winning(comparison)
     return {
         "model": problem.work_name,
@@ -144,7 +151,7 @@ def forecasts_data(comparison: Comparison, top: int) -> dict[str, Any]:
 
 
 def software_name(problem: Problem) -> str:
-    """Name of the training program that is predicted."""
+    """Name of the predicted training program."""
     work = problem.work
     return work.software.name if isinstance(work, TransformerTraining) else DEFAULT_SOFTWARE
 
@@ -155,7 +162,7 @@ def parts_data(candidate: ConfigForecast) -> dict[str, Any]:
 
 
 def shown(comparison: Comparison, top: int) -> tuple[ConfigForecast, ...]:
-    """The first ``top`` that fit, the chosen one before all, and a few that do not."""
+    """The first ``top`` candidates that fit, the chosen one first, and a few that do not fit."""
     candidates: list[Candidate] = list(comparison.candidates)
     if not isinstance(comparison.problem.work, TransformerTraining):
         candidates = _by_step(comparison)
@@ -166,7 +173,8 @@ def shown(comparison: Comparison, top: int) -> tuple[ConfigForecast, ...]:
 
 
 def _by_step(comparison: Comparison) -> list[Candidate]:
-    """Candidates of captured ops with degrees, each plan once: the chosen one, then by step."""
+    """Candidates with parallel degrees, without duplicate plans: the chosen one, then by step
+    time."""
     winner = comparison.winner
     found = {} if winner is None else {_sections(winner): winner}
     for candidate in sorted(comparison.candidates, key=lambda c: c.step_s or math.inf):
@@ -180,13 +188,13 @@ def _sections(candidate: Candidate) -> tuple[Section, ...]:
 
 
 def winning(comparison: Comparison) -> ConfigForecast | None:
-    """The forecast of the chosen config."""
+    """Forecast of the chosen configuration; None if nothing fits."""
     winner = comparison.winner
     return None if winner is None else forecast_of(comparison.problem, winner)
 
 
 def counts_text(comparison: Comparison) -> str:
-    """``1,234 configs, 56 fit, 7 simulated``; of captured ops all configs are simulated."""
+    """Counts such as ``1,234 configs, 56 fit, 7 simulated``; captured ops are always simulated."""
     counts = comparison.counts
     if "configs" not in counts:
         return f"{count_of(counts['simulated'], 'config')} simulated"
@@ -207,7 +215,7 @@ class RankFacts:
     kind: str
     num_devices: int
     price_per_hour: float
-    """Of one device; 0 where it is unknown."""
+    """Hourly price of one device; 0 if unknown."""
     first_device: str
     stages: tuple[int, ...]
     num_layers: int
@@ -240,6 +248,7 @@ def rank_facts(plan: TransformerPlan, timeline: Timeline) -> list[RankFacts]:
                 busy_share=float(timeline.busy_s[rank]) / step_s,
                 state_bytes=plan.costs.state_bytes[rank],
                 peak_bytes=int(timeline.peak_bytes[rank]),
+                # The smallest device of a rank limits all, because they hold equal shards.
                 capacity_bytes=min(devices[name].memory_bytes for name in names),
             )
         )
@@ -247,7 +256,7 @@ def rank_facts(plan: TransformerPlan, timeline: Timeline) -> list[RankFacts]:
 
 
 def plan_numbers(divided: TransformerPlan, timeline: Timeline) -> dict[str, float]:
-    """Predicted numbers of a plan: parts of the step, MFU, tokens."""
+    """Predicted numbers of a plan: parts of the step, MFU, tokens per second."""
     claims = divided.plan.claims
     numbers = {
         "mfu": divided.mfu,
@@ -266,7 +275,7 @@ def step_parts(divided: TransformerPlan) -> dict[str, float]:
 
 
 def plan_data(divided: TransformerPlan, timeline: Timeline) -> dict[str, Any]:
-    """A transformer plan as ``--json`` prints it."""
+    """A transformer plan as data for ``--json``."""
     cluster = divided.cluster
     return {
         "model": divided.model.name,
@@ -281,7 +290,7 @@ def plan_data(divided: TransformerPlan, timeline: Timeline) -> dict[str, Any]:
 
 
 def plan_trace(divided: TransformerPlan, timeline: Timeline) -> dict[str, Any]:
-    """The actions of each pipeline rank as a trace that Perfetto opens."""
+    """Trace of the actions of each pipeline rank, for Perfetto."""
     schedule, events = divided.schedule, list[dict[str, Any]]()
     for rank, names in enumerate(divided.devices):
         name = f"rank {rank} ({inert(names[0])})"

@@ -1,6 +1,9 @@
-"""The report of a parallel plan: one HTML file that needs nothing else and runs no script.
+"""The report of a parallel plan: one self-contained HTML file without scripts.
 
-Candidates, the picture of the pipeline, what the step's time goes into, and memory per rank.
+Shows the candidates, the picture of the pipeline schedule, the parts of the step time, and memory
+per rank. The picture is static SVG: devices over time with microbatch numbers, gaps are the bubble.
+Marks are merged to the visible resolution, so its size does not grow with the number of actions.
+O(actions log actions).
 """
 
 from __future__ import annotations
@@ -44,16 +47,10 @@ if TYPE_CHECKING:
     from hocket.planners.parallel.forecast import ConfigForecast
 
 
-# A pipeline's schedule as the well-known picture: devices over time, and gaps are the bubble.
-#
-# As static SVG, with the number of the microbatch on each mark that is wide enough and later chunks
-# paler. Marks are thinned to the pixels that there are, so the picture
-# of 100,000 actions is as large as that of 5,000. O(actions log actions).
-
 LABEL_PX = 150
 BAR_PX, GAP_PX = 20, 4
 DIGIT_PX, SPACE_PX = 6, 5
-"""Width of a digit of a number, and of the space around the number."""
+"""Width of a digit, and of the space around a microbatch number."""
 MAX_NUMBERS = 5000
 COLOURS = {
     StageWork.FORWARD: ("forward", "forward"),
@@ -61,9 +58,9 @@ COLOURS = {
     StageWork.INPUT_GRADIENT: ("backward", "gradient of inputs"),
     StageWork.WEIGHT_GRADIENT: ("optimizer", "gradient of weights"),
 }
-"""Class and legend of each kind of work."""
+"""CSS class and legend of each kind of work."""
 OPACITY = (1.0, 0.62, 0.42, 0.28)
-"""Of chunks: later ones are paler; beyond the fourth the difference would not be seen."""
+"""Opacity of the marks per chunk; beyond the fourth chunk a difference would not be visible."""
 
 
 def pipeline_svg(
@@ -74,7 +71,7 @@ def pipeline_svg(
     styled: bool = True,
     bound_s: float | None = None,
 ) -> str:
-    """The picture, ``width`` pixels wide; without ``styled`` the page brings `picture_css`."""
+    """Picture of a schedule; ``styled`` embeds `picture_css`, which a page otherwise provides."""
     scale = Scale(width, timeline.makespan_s, LABEL_PX)
     row_px = BAR_PX + GAP_PX
     bottom = MARGIN_PX + AXIS_PX + schedule.num_devices * row_px
@@ -118,7 +115,7 @@ def _device(
 
 
 def _row(schedule: Schedule, timeline: Timeline, device: int) -> SpanRow:
-    """A device's actions that take time."""
+    """Row of a device's actions that take time."""
     start, stop = schedule.start[device : device + 2].tolist()
     own = np.arange(start, stop)
     own = own[timeline.op_end_s[own] > timeline.op_start_s[own]]
@@ -127,7 +124,7 @@ def _row(schedule: Schedule, timeline: Timeline, device: int) -> SpanRow:
 
 
 def _kinds(schedule: Schedule, row: SpanRow) -> tuple[np.ndarray, np.ndarray]:
-    """Work and chunk of each mark."""
+    """Kind of work and chunk of each mark."""
     own = np.flatnonzero(schedule.device_of_stage == row.index)
     return schedule.work[row.span], np.searchsorted(own, schedule.stage[row.span])
 
@@ -146,7 +143,8 @@ def _numbers(
     microbatch = schedule.microbatch[row.span]
     for mark in np.flatnonzero((wide >= digits) & (row.count == 1)).tolist():
         x = scale.x(float(row.start_s[mark] + row.end_s[mark]) / 2)
-        # On full colours the number has that of the paper, on pale ones that of ink.
+        # Numbers on full colours are in the paper's colour, on pale ones in the ink's colour, for
+        # contrast.
         style = ' style="fill:var(--paper)"' if chunk[mark] == 0 else ""
         yield (
             f'<text class="small" x="{x:.1f}" y="{top + 14:.1f}" text-anchor="middle"{style}>'
@@ -157,7 +155,7 @@ def _numbers(
 def _after(
     schedule: Schedule, timeline: Timeline, device: int, scale: Scale, top: float
 ) -> Iterator[str]:
-    """Draw what follows a device's last action: exposed gradient collectives and optimizer."""
+    """Mark for the work after the last action of a device, such as the optimizer."""
     length_s = float(after_s(timeline)[device])
     stop = int(schedule.start[device + 1])
     if length_s > 0:
@@ -233,10 +231,11 @@ def _stats(plan: TransformerPlan, timeline: Timeline, forecast: ConfigForecast |
 
 
 def bound_s(plan: TransformerPlan, step_s: float) -> float | None:
-    """The time of the model's arithmetic at the devices' peak rate, which no plan can beat."""
+    """Time of the model's arithmetic at peak rate, a lower bound of all plans; None without MFU."""
     if plan.mfu is None:
         return None
-    # Attention may skip the pairs of tokens that a causal mask leaves out.
+    # MFU counts all pairs of tokens, but attention may skip those that a causal mask excludes, so
+    # only the causal part is a bound.
     return plan.problem.training.causal_share * plan.mfu * step_s
 
 

@@ -1,4 +1,4 @@
-"""ParallelConfigs and parallel plans for the terminal, as rich renderables."""
+"""Format parallel configurations and parallel plans for the terminal."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ if TYPE_CHECKING:
     from hocket.planners.parallel.forecast import ConfigForecast
 
 MAX_REASONS = 3
-"""Candidates that lost, and candidates that do not fit, whose reason is printed."""
+"""Number of losing candidates, and of candidates that do not fit, whose reason is printed."""
 MAX_RANKS = 16
-"""Pipeline ranks that are listed; the rest is said to be there."""
+"""Number of pipeline ranks that are listed; the rest is only counted."""
 
 
 def comparison_table(comparison: Comparison, top: int) -> RenderableType:
-    """A line per candidate with ✔ at the chosen one, why the others lost, then the sentence."""
+    """Table of candidates with ✔ at the chosen one, reasons of the others, and notes on the
+    winner."""
     candidates = shown(comparison, top)
     parts: list[RenderableType] = []
     if candidates:
@@ -46,7 +47,7 @@ def comparison_table(comparison: Comparison, top: int) -> RenderableType:
         parts += [reasons] if reasons.plain else []
     winner = winning(comparison)
     if winner is not None:
-        # Where nothing fits, the error says why.
+        # If nothing fits, the error message contains the reason.
         parts.append(Text(inert(comparison.why, LONGEST_SENTENCE)))
         parts.append(Text(range_sentence(winner)))
         parts.append(Text(mfu_sentence(winner)))
@@ -56,9 +57,9 @@ def comparison_table(comparison: Comparison, top: int) -> RenderableType:
 def configs_table(
     comparison: Comparison, candidates: tuple[ConfigForecast, ...], *, labelled: bool = False
 ) -> FittedTable:
-    """A line per parallel config, the chosen one first.
+    """Table of parallel configurations, the chosen one first.
 
-    With ``labelled`` one column names each config, which a phone can show.
+    With ``labelled`` one column names each configuration, which is narrow enough for a phone.
     """
     fields = fields_of(candidates)
     if labelled:
@@ -86,7 +87,7 @@ def configs_table(
 
 
 def range_sentence(candidate: ConfigForecast) -> str:
-    """Text of the expected range of measured steps and its source."""
+    """Sentence about the expected range of measured steps and the source of that range."""
     low_s, high_s = map(format_seconds, candidate.range_s)
     problem = candidate.problem
     if isinstance(candidate, GraphForecast):
@@ -104,7 +105,7 @@ def range_sentence(candidate: ConfigForecast) -> str:
 
 
 def mfu_sentence(candidate: ConfigForecast) -> str:
-    """MFU by both conventions of published runs, which differ for long sequences."""
+    """MFU by both conventions of publications, which differ for long sequences."""
     if candidate.causal_mfu is None:
         return f"MFU {format_percent(candidate.mfu)} of the peak arithmetic of the devices in use"
     whole, causal = map(format_percent, (candidate.mfu, candidate.causal_mfu))
@@ -112,7 +113,7 @@ def mfu_sentence(candidate: ConfigForecast) -> str:
 
 
 def _reasons(comparison: Comparison, candidates: tuple[ConfigForecast, ...]) -> Text:
-    """Reasons of the first losers and misfits, by line number of the table."""
+    """Reasons of the first losing and non-fitting candidates, by line number of the table."""
     others = list(enumerate(candidates, 1))[comparison.winner is not None :]
     losers = [pair for pair in others if pair[1].feasible][:MAX_REASONS]
     misfits = [pair for pair in others if not pair[1].feasible][:MAX_REASONS]
@@ -124,14 +125,14 @@ def _reasons(comparison: Comparison, candidates: tuple[ConfigForecast, ...]) -> 
 
 
 def parallel_summary(plan: TransformerPlan, timeline: Timeline) -> RenderableType:
-    """Output of ``hocket show`` of a parallel plan."""
+    """Output of ``hocket show`` for a parallel plan."""
     hidden = len(plan.devices) - MAX_RANKS
     more = [Text(f"  and {hidden} ranks more", style="dim")] if hidden > 0 else []
     return Group(headline(plan, timeline), Text(), rank_table(plan, timeline, MAX_RANKS), *more)
 
 
 def headline(plan: TransformerPlan, timeline: Timeline) -> RenderableType:
-    """Model, degrees, and predicted step of a plan, in three lines."""
+    """Model, degrees and predicted step of a plan, in three lines."""
     config = plan.config
     title = Text(f"{inert(plan.model.name)} on {inert(plan.cluster.name)}", style="bold")
     degrees = [
@@ -154,7 +155,7 @@ def headline(plan: TransformerPlan, timeline: Timeline) -> RenderableType:
 
 
 def rank_table(plan: TransformerPlan, timeline: Timeline, most: int) -> FittedTable:
-    """The first ``most`` pipeline ranks: device, layers, load and memory."""
+    """Table of the first ``most`` pipeline ranks: device, layers, load and memory."""
     rows = [
         [
             str(fact.rank),
@@ -176,7 +177,7 @@ def rank_table(plan: TransformerPlan, timeline: Timeline, most: int) -> FittedTa
 
 
 def parts_table(plan: TransformerPlan) -> FittedTable:
-    """Parts of the step time, largest first."""
+    """Table of the parts of the step time, largest first."""
     from hocket.planners.parallel.transformer_why import PARTS_IN_WORDS
 
     parts = step_parts(plan)
@@ -191,7 +192,7 @@ def parts_table(plan: TransformerPlan) -> FittedTable:
 
 
 def parallel_explanation(plan: TransformerPlan, timeline: Timeline) -> RenderableType:
-    """Output of ``hocket explain`` of a parallel plan: where the step's time goes."""
+    """Output of ``hocket explain`` for a parallel plan: parts of the step time."""
     slowest = max(rank_facts(plan, timeline), key=lambda fact: fact.busy_share)
     why = plan.plan.notes.get("why")
     notes = [Text(inert(why, LONGEST_SENTENCE))] if why else []

@@ -1,7 +1,7 @@
-"""The data that the report's script draws from: columns of whole numbers, names once.
+"""Data from which the report's script draws: integer columns, and each name once.
 
-Times are counted in ticks, a power of ten of seconds that gives the step at most nine digits.
-Above `MAX_MARKS` the rows are thinned, so the file stays small however large the graph is.
+Times are counted in ticks, a power of ten of seconds chosen so that the step has at most nine
+digits. Above `MAX_MARKS` marks the rows are thinned, so that the file stays small for any graph.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MEMORY_BINS = 2000
 def report_data(
     problem: Problem, timeline: Timeline, facts: Facts, bound_s: float | None = None
 ) -> dict[str, Any]:
-    """Rows of marks, the ops and transfers that they name, memory curves, the critical path."""
+    """Rows of marks, their ops and transfers, memory curves and the critical path, as JSON data."""
     tick_s = _tick_s(timeline.makespan_s)
     channels = np.array([link.channel for link in facts.links[:MAX_LINK_ROWS]], dtype=np.int32)
     whole = (*device_rows(timeline), *link_rows(problem, timeline, channels))
@@ -72,7 +72,7 @@ def report_data(
 
 
 def _tick_s(makespan_s: float) -> float:
-    """One nanosecond, or the power of ten above it that keeps the step below 10**9 ticks."""
+    """One nanosecond, or the smallest power of ten that keeps the step below 10**9 ticks."""
     if not 0 < makespan_s < math.inf:
         return 1e-9
     return float(10.0 ** max(math.ceil(math.log10(makespan_s)) - 9, -9))
@@ -110,6 +110,7 @@ def _row(
         content["track"] = row.track.tolist()
     if np.any(row.count > 1):
         content["count"] = row.count.tolist()
+        # Guards the division for marks without duration.
         share = row.busy_s / np.maximum(row.end_s - row.start_s, 1e-30)
         content["busy"] = np.round(np.minimum(share, 1.0), 3).tolist()
     return content | _labels(facts, row)

@@ -1,7 +1,7 @@
 """Draw a timeline as one static SVG: rows of ops and transfers over time, memory below.
 
-The spans of a row are thinned to the pixels that there are and drawn as one path per colour, so
-the picture of 200,000 ops is as large as that of 2,000. O(spans log spans).
+Spans of a row are merged to the visible resolution and drawn as one path per colour, so the size of
+the picture does not grow with the number of ops. O(spans log spans).
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ LABEL_PX = 180
 BAR_PX, MEMORY_PX, LINK_PX, GAP_PX = 22, 24, 12, 12
 MAX_LINK_ROWS = 12
 _PASS_PX = 18
-"""Width from which a pass has a label."""
+"""Minimum width of a labelled pass."""
 PHASES = tuple(phase.name.lower() for phase in Phase)
 
 
 def timeline_svg(
     problem: Problem, plan: Plan, timeline: Timeline, *, width: int = 960, styled: bool = True
 ) -> str:
-    """The picture, ``width`` pixels wide; without ``styled`` the page brings `picture_css`."""
+    """Picture of a timeline; ``styled`` embeds `picture_css`, which a page otherwise provides."""
     facts = facts_of(problem, plan, timeline)
     return draw_timeline(problem, timeline, facts, width=width, styled=styled)
 
@@ -67,7 +67,7 @@ def draw_timeline(
     styled: bool,
     bound_s: float | None = None,
 ) -> str:
-    """As `timeline_svg`, with the facts already worked out."""
+    """Same as `timeline_svg`, for facts that are already computed."""
     scale = Scale(width, timeline.makespan_s, LABEL_PX)
     channels = np.array([link.channel for link in facts.links[:MAX_LINK_ROWS]], dtype=np.int32)
     body: list[str] = []
@@ -116,7 +116,7 @@ def _device(
 
 
 def _pass_labels(passes: Sequence[Pass], scale: Scale, top: float) -> Iterator[str]:
-    """``F0``, ``B0`` on passes of microbatches that are wide enough."""
+    """Labels such as ``F0`` and ``B0`` on passes of microbatches that are wide enough."""
     for each in passes:
         if (each.end_s - each.start_s) * scale.px_per_s >= _PASS_PX:
             yield svg_text(scale.x(each.start_s) + 3, top + 15, each.label, "mark-label")
@@ -133,7 +133,8 @@ def memory_paths(
     capacity_bytes: int,
     peak_bytes: int,
 ) -> str:
-    """A memory curve in a box as SVG paths, with the line of the capacity."""
+    """SVG paths of a memory curve in a box, with a line at the capacity."""
+    # The scale ends at the peak if the plan does not fit, so that the excess is visible.
     limit = max(capacity_bytes, peak_bytes, 1)
     px_per_s = (right - left) / makespan_s if makespan_s > 0 else 0.0
     bottom = top + height
@@ -182,13 +183,13 @@ def _bar(
 def marks(
     name: str, row: SpanRow, scale: Scale, top: float, track_px: float, opacity: float = 1.0
 ) -> str:
-    """All marks of one colour as one path; a merged mark is as high as its spans fill it."""
+    """All marks of one colour as one path; the height of a merged mark is its filled fraction."""
     if not row.num_marks:
         return ""
     x = scale.left_px + row.start_s * scale.px_per_s
     length_s = row.end_s - row.start_s
     wide = np.maximum(length_s * scale.px_per_s, 0.4)
-    # A hairline between neighbours keeps long spans apart without hiding short ones.
+    # A thin gap separates neighbouring long spans. Short spans get none, because they would vanish.
     wide = np.where(wide > 4, wide - 0.6, wide)
     fill = np.clip(row.busy_s / np.maximum(length_s, 1e-30), 0.1, 1.0)
     high = np.where(row.count > 1, fill, 1.0) * max(track_px - (track_px > 6), 0.5)

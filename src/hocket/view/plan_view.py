@@ -1,6 +1,6 @@
-"""A simulated plan as text, JSON and files: output of ``show``, ``explain`` and ``simulate``.
+"""Show a simulated plan as text, JSON and files: output of ``show``, ``explain`` and ``simulate``.
 
-Plans that split a batch are shown as the graph that they expand to. Plans for the shape of a
+Plans that split a batch are shown as the graph to which they expand. Plans for the shape of a
 transformer have no single ops and are shown by pipeline rank.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def unfolded(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
-    """The expanded graph of a plan that splits the batch, and where its ops run."""
+    """The expanded graph of a plan that splits the batch, with the placement of its ops."""
     found = expand(problem, plan[Parallel], plan.get(Communication), plan.get(Waves))
     sections = (Placement(found.device_of), Order(priority=found.priority))
     inner = replace(plan, work_hash=found.problem.work_hash, sections=sections)
@@ -43,26 +43,30 @@ def unfolded(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
 
 
 def device_peaks(problem: Problem, timeline: Timeline) -> dict[str, int]:
-    """Peak memory by device."""
+    """Peak memory by device name."""
     return dict(zip(problem.cluster.device_names, timeline.peak_bytes.tolist(), strict=True))
 
 
 def device_names(problem: Problem, plan: Plan) -> dict[str, str]:
-    """By op, the device that it is on."""
+    """Device name of each op."""
     names, device_of = problem.cluster.device_names, plan[Placement].device_of.tolist()
     ops = problem.graph.op_names
     return {op: names[device] for op, device in zip(ops, device_of, strict=True)}
 
 
 def pictured(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
-    """The ops that the plan's timelines are about, and where they run."""
+    """The problem and placement to which the plan's timeline belongs; expanded if the batch is
+    split.
+    """
     is_split = plan.get(Parallel) is not None and not is_transformer_plan(plan)
     return unfolded(problem, plan) if is_split else (problem, plan)
 
 
 @dataclass(frozen=True, eq=False)
 class PlanView:
-    """A plan with its simulated timeline; ``within`` is the memory plan that made its step."""
+    """A plan with its simulated timeline; ``within`` is the memory plan of its step, if there is
+    one.
+    """
 
     problem: Problem
     plan: Plan
@@ -79,7 +83,7 @@ class PlanView:
 
     @cached_property
     def inner(self) -> tuple[Problem, Plan, Timeline]:
-        """The expanded graph, its placement and the timeline of both."""
+        """The expanded graph, its placement, and the timeline."""
         return (*pictured(self.problem, self.plan), self.timeline)
 
     @cached_property
@@ -101,7 +105,7 @@ class PlanView:
         return self._headed(plan_summary(*self.inner, self.within))
 
     def explanation(self) -> RenderableType:
-        """Output of ``hocket explain``: the alternatives and what limits the step."""
+        """Output of ``hocket explain``: the alternatives and the limit of the step."""
         if self.of_shape is not None:
             from hocket.view.parallel_text import parallel_explanation
 
@@ -214,7 +218,7 @@ class PlanView:
         return report_html(*self.inner)
 
     def trace(self) -> dict[str, Any]:
-        """The trace for Perfetto; of a pipeline, its actions and transfers."""
+        """Trace for Perfetto: ops and transfers, or the actions of a pipeline."""
         if self.of_shape is not None:
             from hocket.view.parallel import plan_trace
 
@@ -225,13 +229,14 @@ class PlanView:
 
 
 def within_budget(problem: Problem, plan: Plan, executed: Problem) -> WithinBudget | None:
-    """The memory plan of a plan and the step ``executed`` with it; None where it has none."""
+    """The memory plan with the step ``executed`` under it; None if the plan has no memory
+    section."""
     memory = plan.get(Memory)
     return None if memory is None else WithinBudget(problem.graph, memory, executed.graph)
 
 
 def strategy_text(plan: Plan) -> str:
-    """The strategy of a plan that splits a batch, with its waves and gradient order."""
+    """Strategy of a plan that splits a batch, with its waves and gradient order."""
     waves = plan.get(Waves)
     notes = "" if waves is None else f", two waves, the second {waves.lead} ops behind"
     if plan.get(Priority) is not None:

@@ -1,8 +1,8 @@
 """The report of a plan: one self-contained HTML file.
 
-Tables, memory curves and a picture of the timeline are in the page itself, so it can be read
-without scripts; a script turns the picture into a timeline to zoom and hover. A content security
-policy allows exactly the style and the script of the page, and no request to anywhere.
+Tables, memory curves and a picture of the timeline are part of the page and need no script. A
+script turns the picture into a timeline that can be zoomed. A content security policy allows
+exactly the style and script of the page, and no network request.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def report_html(
     is_measured: bool = False,
     plan_file: str = sections.PLAN_FILE,
 ) -> str:
-    """The report as one HTML text; its commands name ``plan_file``."""
+    """Render the report as one HTML text; its commands name ``plan_file``."""
     facts = facts_of(problem, plan, timeline)
     bound_s = None if comparison is None or comparison.bound is None else comparison.bound.seconds
     data = report_data(problem, timeline, facts, bound_s)
@@ -79,7 +79,7 @@ def report_html(
 def summary_html(
     problem: Problem, plan: Plan, timeline: Timeline, comparison: Comparison | None
 ) -> str:
-    """Stats, candidates and memory curves: feasibility and speed at a glance."""
+    """HTML of stats, candidates and memory curves, for the page of ``hocket ui``."""
     facts = facts_of(problem, plan, timeline)
     return (
         f'<p class="lead">{escape(_lead(facts, plan))}</p>'
@@ -90,7 +90,7 @@ def summary_html(
 
 
 def plan_html(problem: Problem, plan: Plan, timeline: Timeline) -> str:
-    """A plan in a notebook: the step in a sentence, its devices and a picture of the timeline."""
+    """HTML of a plan for a notebook: a sentence, its devices and a picture of the timeline."""
     facts = facts_of(problem, plan, timeline)
     limit = f"<br>{escape(facts.bottleneck)}" if facts.bottleneck else ""
     return (
@@ -122,7 +122,7 @@ def write_report(
 
 
 def _lead(facts: Facts, plan: Plan) -> str:
-    """The strategy and its step time, and what limits it."""
+    """The strategy, its step time, and the limit of the step."""
     how = inert(str(plan.notes.get("how", "")), LONGEST_SENTENCE)
     first = f"{how}: {format_seconds(facts.step_s)} per step" if how else lead_sentence(facts)
     sentences = (first, facts.bottleneck)

@@ -1,4 +1,4 @@
-"""The sections of the report as HTML. Every text that comes from outside passes `escape`."""
+"""The sections of a plan's report as HTML; every text of unknown origin passes `escape`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from hocket.planners.candidates import Comparison
 
 PLAN_FILE = "plan.json"
-"""Usual name of a plan, which commands in reports name."""
+"""Default name of a plan file in the commands of reports."""
 MAX_LINKS, MAX_STEPS, MAX_MODULES = 40, 16, 400
 _CAUSE_CLASSES = {
     COMPUTE: "compute",
@@ -85,7 +85,7 @@ Stat = tuple[str, Cell, str]
 def stats(
     facts: Facts, problem: Problem, comparison: Comparison | None = None, *, measured: bool = False
 ) -> str:
-    """The numbers that matter most: training, step with its error range, throughput, money."""
+    """The most important numbers: training, step with its range, throughput, money, memory."""
     full, busy = facts.fullest, facts.busiest
     memory = held_of(full.peak_bytes, full.capacity_bytes)
     error = "" if measured else range_note(problem, facts.step_s)
@@ -108,7 +108,7 @@ def stats(
 def head_stats(
     step: Mapping[str, Any], step_s: float, note: str = "", hourly: float | None = None
 ) -> list[Stat]:
-    """Batch, precision, step, samples and tokens per second, and money: the head of every report.
+    """Head of every report: batch, precision, step, samples and tokens per second, and money.
 
     ``note`` is the error range of the step, ``hourly`` the price of the devices that compute.
     """
@@ -131,7 +131,7 @@ def head_stats(
 
 
 def range_note(problem: Problem, step_s: float) -> str:
-    """The 80 % range of a predicted step; empty where costs are given with the graph."""
+    """The 80 % range of a predicted step; empty if the graph states its costs."""
     if problem.graph.stated is not None or step_s <= 0:
         return ""
     found = step_range(problem.costs)
@@ -140,7 +140,7 @@ def range_note(problem: Problem, step_s: float) -> str:
 
 
 def next_steps(*commands: tuple[str, str], plan_file: str = PLAN_FILE) -> str:
-    """Commands to run next, each with the reason; ``plan_file`` takes the place of plan.json."""
+    """Section of commands to run next, each with its purpose; ``plan_file`` replaces plan.json."""
     rows = "".join(
         f"<dt><code>{escape(command.replace(PLAN_FILE, plan_file))}</code></dt>"
         f"<dd>{escape(reason)}</dd>"
@@ -153,7 +153,7 @@ def next_steps(*commands: tuple[str, str], plan_file: str = PLAN_FILE) -> str:
 
 
 def candidates(comparison: Comparison | None) -> str:
-    """The candidates with their cost, the chosen one marked."""
+    """Table of the candidates with their cost; the chosen one is marked."""
     if comparison is None:
         return ""
     reasons = "".join(
@@ -195,7 +195,7 @@ def _headroom(facts: Facts) -> str:
 
 
 def modules(facts: Facts) -> str:
-    """The decision itself: which layers are on which device."""
+    """Table of the modules on each device."""
     if not facts.modules:
         return ""
     hidden = len(facts.modules) - MAX_MODULES
@@ -238,7 +238,7 @@ def links(facts: Facts) -> str:
 
 
 def critical_path(problem: Problem, timeline: Timeline, facts: Facts) -> str:
-    """Where the time of the step goes and the longest steps of the chain that sets it."""
+    """Parts of the step time, and the longest steps of the critical path."""
     shares = facts.path.shares
     classes = [_CAUSE_CLASSES[cause] for cause in shares]
     entries = [
@@ -283,14 +283,14 @@ def critical_path(problem: Problem, timeline: Timeline, facts: Facts) -> str:
 
 
 def top_ops(facts: Facts) -> str:
-    """The ops that take the most time."""
+    """Table of the ops that take the most time."""
     if not facts.top_ops:
         return ""
     return section("ops", "Longest ops", fitted(top_table(facts, len(facts.top_ops))))
 
 
 def plan_section(problem: Problem, plan: Plan) -> str:
-    """HTML section on the origin of the numbers: planner, graph, cluster, source of op times."""
+    """Sources of the numbers: graph, cluster, costs and notes of the plan."""
     sources = ", ".join(f"{n:,} by {source}" for source, n in problem.costs.sources().items())
     entries = [
         ("Strategy", inert(plan.notes.get("how") or plan.planner) or "–"),

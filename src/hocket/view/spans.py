@@ -1,9 +1,8 @@
 """Rows of spans of a timeline, track by track, merged to the visible resolution.
 
-A device is a row of ops; a channel is a row of the transfers that cross it, put on as few tracks as
-keep simultaneous ones apart (greedy interval partitioning). Thinning merges the short spans of
-each track that start in the same bin of time, so a row never has more marks than twice its bins.
-O(spans log spans).
+A device is a row of ops. A channel is a row of its transfers, on as few tracks as keep simultaneous
+transfers apart (greedy interval partitioning). Thinning merges the short spans of a track that
+start in the same time bin, so a row has at most two marks per bin and track. O(spans log spans).
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ from hocket.simulate.timeline import Timeline
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SpanRow:
-    """Marks of one device or one channel, in order of (start, track)."""
+    """Marks of one device or one channel, sorted by (start, track)."""
 
     is_link: bool
     index: int
-    """The device, or the channel."""
+    """Index of the device or channel."""
     num_tracks: int
     start_s: FloatArray
     end_s: FloatArray
     track: IntArray
     span: IntArray
-    """The op or transfer of a mark; the longest one of a merged mark."""
+    """Op or transfer of a mark; for a merged mark the longest one."""
     count: IntArray
-    """Number of spans that are merged into a mark."""
+    """Number of spans merged into a mark."""
     busy_s: FloatArray
-    """Time inside the mark that its spans fill."""
+    """Time inside the mark that is filled by its spans."""
 
     @property
     def num_marks(self) -> int:
@@ -46,8 +45,11 @@ class SpanRow:
 
 
 def tracks(start: NDArray[Any], end: NDArray[Any]) -> IntArray:
-    """A track for each span such that spans of a track do not overlap; ``start`` ascending."""
+    """Assign spans to tracks so that spans of a track do not overlap; ``start`` must be
+    ascending."""
     assigned = np.zeros(len(start), dtype=np.int32)
+    # Heaps by end time and by track number: the lowest free track is reused, which minimises
+    # tracks.
     running: list[tuple[Any, int]] = []
     free: list[int] = []
     num_tracks = 0
@@ -78,7 +80,7 @@ def device_rows(timeline: Timeline) -> tuple[SpanRow, ...]:
 
 
 def link_rows(problem: Problem, timeline: Timeline, channels: IntArray) -> tuple[SpanRow, ...]:
-    """One row per given channel with the transfers that cross it."""
+    """One row per channel in ``channels`` with the transfers that cross it."""
     transfer, crossed = crossings(timeline, problem)
     rows = []
     for channel in channels.tolist():
@@ -100,7 +102,7 @@ def span_row(
     *,
     is_link: bool,
 ) -> SpanRow:
-    """A row of spans that are not merged, from times of all spans."""
+    """Row of unmerged spans; ``start`` and ``end`` are the times of all spans."""
     return SpanRow(
         is_link=is_link,
         index=index,
@@ -115,15 +117,15 @@ def span_row(
 
 
 def part(row: SpanRow, marks: NDArray[np.intp]) -> SpanRow:
-    """The row with only some of its marks."""
+    """The row reduced to some of its marks."""
     columns = ("start_s", "end_s", "track", "span", "count", "busy_s")
     return replace(row, **{name: getattr(row, name)[marks] for name in columns})
 
 
 def thinned(row: SpanRow, bin_s: float) -> SpanRow:
-    """The row with marks shorter than ``bin_s`` merged where they start in the same bin.
+    """Merge marks that are shorter than ``bin_s`` and start in the same bin.
 
-    A mark that is not merged fills its bin to the end, so merged marks never span over it.
+    A longer mark reaches beyond its bin, so no merged mark overlaps it.
     """
     is_short = row.end_s - row.start_s < bin_s
     if bin_s <= 0 or np.count_nonzero(is_short) < 2:
@@ -132,6 +134,7 @@ def thinned(row: SpanRow, bin_s: float) -> SpanRow:
     bins = np.floor(row.start_s / bin_s).astype(np.int64)
     num_bins = int(bins.max()) + 1
     bucket = row.track.astype(np.int64) * num_bins + bins
+    # Keys above all bins are unique, so that long marks form groups of one.
     key = np.where(is_short, bucket, row.num_tracks * num_bins + own)
     order = np.lexsort((row.start_s, key))
     first = np.flatnonzero(np.diff(key[order], prepend=-1))
@@ -155,7 +158,7 @@ def thinned(row: SpanRow, bin_s: float) -> SpanRow:
 
 
 def joined(row: SpanRow, gap_s: float) -> tuple[FloatArray, FloatArray]:
-    """Starts and ends of the times that the row covers, gaps up to ``gap_s`` filled."""
+    """Starts and ends of the intervals that the row covers, with gaps up to ``gap_s`` filled."""
     reached = np.maximum.accumulate(row.end_s)
     opens = np.append(True, row.start_s[1:] - reached[:-1] > gap_s)[: row.num_marks]
     first = np.flatnonzero(opens)
@@ -164,10 +167,11 @@ def joined(row: SpanRow, gap_s: float) -> tuple[FloatArray, FloatArray]:
 
 
 def thinned_to(rows: tuple[SpanRow, ...], horizon_s: float, max_marks: int) -> tuple[SpanRow, ...]:
-    """All rows with at most ``max_marks`` marks together, or one per track where that is more."""
+    """Thin all rows to at most ``max_marks`` marks together, or one per track if that is more."""
     if sum(row.num_marks for row in rows) <= max_marks:
         return rows
     num_tracks = sum(row.num_tracks for row in rows)
+    # A bin holds at most two marks per track, a short and a long one.
     bin_s = horizon_s / max(max_marks // (2 * num_tracks), 1)
     return tuple(thinned(row, bin_s) for row in rows)
 
@@ -175,12 +179,12 @@ def thinned_to(rows: tuple[SpanRow, ...], horizon_s: float, max_marks: int) -> t
 def memory_envelope(
     timeline: Timeline, device: int, num_bins: int
 ) -> tuple[FloatArray, NDArray[np.int64]]:
-    """The memory curve of a device in at most ``num_bins`` steps, each the highest of its bin."""
+    """Memory curve of a device in at most ``num_bins`` steps, each the maximum of its bin."""
     time_s, held = timeline.memory_curve(device)
     if len(time_s) <= num_bins or timeline.makespan_s <= 0:
         return time_s, held
     edges = np.arange(num_bins, dtype=np.float64) * (timeline.makespan_s / num_bins)
-    # A bin starts with what is held when it begins, so that value counts to its highest too.
+    # The value at the start of a bin was set before it, and counts towards the bin's maximum too.
     before = np.searchsorted(time_s, edges, side="right") - 1
     stop = np.searchsorted(time_s, np.append(edges[1:], np.inf), side="left")
     bounds = np.column_stack((before, np.maximum(stop, before + 1))).ravel()

@@ -1,4 +1,4 @@
-"""The training that a plan is for: model, batch, sequence, precision, optimizer."""
+"""Describe the training step of a plan: model, batch, sequence, precision, optimizer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def step_data(graph: Graph) -> dict[str, Any]:
 
 
 def step_text(graph: Graph) -> str:
-    """One line of the same."""
+    """The values of `step_data` in one line."""
     step = step_data(graph)
     parts = [str(step["model"])]
     if step["batch"] is not None:

@@ -16,14 +16,14 @@ from hocket.view.wording import count_of, held_of
 NEARLY_FULL = 0.92
 HALF = 0.5
 ALWAYS = 0.9
-"""Busy share from which waits of a device do not matter."""
+"""Busy fraction from which idle time of a device is not worth advice."""
 NOTABLE = 0.1
-"""Part of the step above which a cause is worth a sentence."""
+"""Fraction of the step above which a cause is mentioned."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShownStep:
-    """A step of the critical path as it is shown."""
+    """A step of the critical path, formatted for display."""
 
     number: int
     """Position in the path."""
@@ -46,8 +46,10 @@ def lead_sentence(facts: Facts) -> str:
 
 
 def sent_counts(facts: Facts) -> str:
-    """``12 transfers``, ``48 collectives``, copies or several: how often something is sent."""
-    # An exchange is one, however many devices take part.
+    """Numbers of transfers, collectives and host copies, such as ``12 transfers and 48
+    collectives``.
+    """
+    # A collective counts once, however many devices run it.
     num_exchanges = max((each.num_exchanges for each in facts.exchanges), default=0)
     counts = [count_of(facts.num_transfers, "transfer")] if facts.num_transfers else []
     counts += [count_of(num_exchanges, "collective")] if num_exchanges else []
@@ -57,7 +59,7 @@ def sent_counts(facts: Facts) -> str:
 
 
 def path_sentence(facts: Facts) -> str:
-    """Where the time of the critical path goes."""
+    """One line with the time of the critical path per cause."""
     parts = ", ".join(f"{cause} {percent(share)}" for cause, share in facts.path.shares.items())
     steps = count_of(len(facts.path.steps), "step")
     spent = f" = {parts}" if parts else ""
@@ -67,12 +69,12 @@ def path_sentence(facts: Facts) -> str:
 def longest_steps(
     problem: Problem, timeline: Timeline, facts: Facts, max_steps: int
 ) -> tuple[ShownStep, ...]:
-    """The longest steps of the critical path, in the order in which they happen."""
+    """The longest steps of the critical path, in order of time."""
     return tuple(shown_step(problem, timeline, facts, i) for i in facts.path.longest(max_steps))
 
 
 def shown_step(problem: Problem, timeline: Timeline, facts: Facts, number: int) -> ShownStep:
-    """One step of the critical path as it is shown."""
+    """Format one step of the critical path."""
     step = facts.path.steps[number]
     duration_s = step.end_s - step.start_s
     place = "link"
@@ -90,7 +92,7 @@ def shown_step(problem: Problem, timeline: Timeline, facts: Facts, number: int) 
 
 
 def reason_text(step: PathStep) -> str:
-    """Cause of the start of a step, and the time that it waited."""
+    """The event after which a step started, and the time that it waited."""
     if step.reason == "start":
         return "the start"
     if step.wait_s <= 0:
@@ -100,7 +102,7 @@ def reason_text(step: PathStep) -> str:
 
 
 def headroom_sentence(facts: Facts) -> str:
-    """Memory that each device type keeps free; empty where none does."""
+    """Memory that each device type reserves; empty if no type reserves any."""
     kept: dict[tuple[str, int], int] = {}
     for device in facts.devices:
         if device.headroom_bytes > 0:
@@ -113,7 +115,7 @@ def headroom_sentence(facts: Facts) -> str:
 
 
 def advice(facts: Facts) -> tuple[str, ...]:
-    """Measures that would shorten the step, as far as the timeline shows."""
+    """Suggest measures that would shorten the step, according to the timeline."""
     return tuple(line for line in (_compute(facts), _transfers(facts), _memory(facts)) if line)
 
 

@@ -1,6 +1,7 @@
-"""Tables of all views: in a terminal they fit the width, `hocket.view.page` writes them as HTML.
+"""Tables of all views: terminals print them, `hocket.view.page` writes them as HTML.
 
-Numbers are never cut or wrapped: if the width is short, names are shortened, then columns dropped.
+Numbers are never cut or wrapped. If the terminal is too narrow, names are shortened, then columns
+are dropped by rank.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rich.text import Text
 from hocket.view.names import shorten
 
 SHORTEST_NAME = 28
-"""Width that names keep; below it a column is dropped instead."""
+"""Minimum width of names; if they would be shorter, a column is dropped instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,44 +29,45 @@ class Column:
     title: str
     align: Literal["left", "right"] = "left"
     is_name: bool = False
-    """Names may be shortened; other cells are shown in full or their column is dropped."""
+    """True if cells may be shortened; other cells are printed in full or their column is dropped.
+    """
     rank: int = 0
-    """Columns of the highest rank are dropped first; rank 0 stays."""
+    """Columns of the highest rank are dropped first; columns of rank 0 always stay."""
     is_share: bool = False
-    """Cells are percentages, which a page draws as bars beside the numbers."""
+    """True for percentages, which a page draws as bars beside the numbers."""
 
 
 def name(title: str, rank: int = 0) -> Column:
-    """A column of names."""
+    """Column of names."""
     return Column(title=title, is_name=True, rank=rank)
 
 
 def number(title: str, rank: int = 0) -> Column:
-    """A column of numbers."""
+    """Column of numbers."""
     return Column(title=title, align="right", rank=rank)
 
 
 def share(title: str, rank: int = 0) -> Column:
-    """A column of percentages."""
+    """Column of percentages."""
     return Column(title=title, align="right", rank=rank, is_share=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FittedTable:
-    """A table without lines; if the width is short, names are shortened, then columns dropped."""
+    """Table without lines; in a narrow terminal names are shortened, then columns dropped."""
 
     columns: tuple[Column, ...]
     rows: Sequence[Sequence[str | Text]]
     styles: Sequence[str] = ()
-    """Of each row: ``bold`` for the chosen one, ``dim`` for those that cannot be used."""
+    """Style of each row: ``bold`` for the chosen one, ``dim`` for those that cannot be used."""
     indent: int = 2
     gap: int = 2
     least_gap: int = 2
-    """Blanks between columns before one of them is dropped."""
+    """Minimum number of blanks between columns; tried before a column is dropped."""
 
     @cached_property
     def cells(self) -> list[list[Text]]:
-        """The rows, every cell in the style of its row."""
+        """The rows as texts, each cell in the style of its row."""
         styles = self.styles or [""] * len(self.rows)
         return [
             [cell if isinstance(cell, Text) else Text(cell, style=style) for cell in row]
@@ -73,7 +75,7 @@ class FittedTable:
         ]
 
     def without_empty(self) -> FittedTable:
-        """Copy the table without its empty columns."""
+        """Copy of the table without its empty columns."""
         said = [i for i in range(len(self.columns)) if any(row[i].plain for row in self.cells)]
         rows = [[row[i] for i in said] for row in self.cells]
         return replace(self, columns=tuple(self.columns[i] for i in said), rows=rows)
@@ -101,7 +103,7 @@ class FittedTable:
             yield line
 
     def _fit(self, max_width: int, gap: int) -> tuple[list[int], list[int]]:
-        """Columns that are shown, and the width of every column."""
+        """Indices of the printed columns, and the width of every column."""
         widths = [
             max([cell_len(column.title), *(cell_len(row[i].plain) for row in self.cells)])
             for i, column in enumerate(self.columns)
@@ -127,7 +129,7 @@ class FittedTable:
 
 
 def plain(renderable: RenderableType, width: int = 80) -> str:
-    """The renderable as text without colours, ``width`` cells wide, no blanks at line ends."""
+    """Render as text without colours, ``width`` cells wide, without blanks at line ends."""
     out = io.StringIO()
     console = Console(
         file=out, width=width, color_system=None, force_terminal=False, legacy_windows=False,

@@ -1,4 +1,4 @@
-"""Results for the terminal, as rich renderables; `hocket.view.table.plain` makes text of them."""
+"""Format plans for the terminal: output of ``hocket show`` and ``hocket explain``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _MOST_MODULES = 24
 _MOST_ROWS = 10
-"""Of links and of ops."""
+"""Number of printed links and of printed ops."""
 
 
 # ── hocket show ──────────────────────────────────────────────────────────────────────────────
@@ -42,8 +42,10 @@ _MOST_ROWS = 10
 def plan_summary(
     problem: Problem, plan: Plan, timeline: Timeline, within: WithinBudget | None = None
 ) -> RenderableType:
-    """Output of ``hocket show``: each device, each used link, the longest ops; of a plan
-    ``within`` a budget, how it is kept."""
+    """Output of ``hocket show``: devices, used links and the longest ops.
+
+    With ``within`` it also describes how the plan stays within its memory budget.
+    """
     facts = facts_of(problem, plan, timeline)
     parts: list[RenderableType] = [_headline(facts), *_budget_lines(plan, within), Text()]
     parts += [device_table(facts), *_headroom_line(facts)]
@@ -80,7 +82,7 @@ def _headline(facts: Facts) -> RenderableType:
 
 
 def device_table(facts: Facts) -> FittedTable:
-    """Load and peak memory of each device."""
+    """Table of load and peak memory per device."""
     columns = (
         name("device"), name("type", 1), number("ops"), number("busy"), number("peak memory  ")
     )  # fmt: skip
@@ -103,7 +105,7 @@ def _headroom_line(facts: Facts) -> list[RenderableType]:
 
 
 def _modules(facts: Facts) -> list[RenderableType]:
-    """The decision itself: which layers are on which device."""
+    """Table of the modules on each device."""
     if not facts.modules:
         return []
     hidden = len(facts.modules) - _MOST_MODULES
@@ -112,13 +114,13 @@ def _modules(facts: Facts) -> list[RenderableType]:
 
 
 def module_table(facts: Facts, most: int) -> FittedTable:
-    """Modules and their devices."""
+    """Table of modules and their devices."""
     rows = [[module.name, module.on, f"{module.num_ops:,}"] for module in facts.modules[:most]]
     return FittedTable(columns=(name("modules"), name("on"), number("ops", 1)), rows=rows)
 
 
 def _memory_table(facts: Facts, held: dict[str, tuple[int, ...]]) -> FittedTable:
-    """Memory of each device at its peak, a column per kind."""
+    """Table of memory at each device's peak, with a column per kind."""
     columns = (name("at the peak"), *(number(role, rank) for rank, role in enumerate(held)))
     rows = [
         [device.name, *(_or_dash(held[role][index]) for role in held)]
@@ -133,7 +135,7 @@ def _or_dash(size_bytes: int) -> str:
 
 
 def link_table(facts: Facts, most: int) -> FittedTable:
-    """Load and traffic of the busiest links."""
+    """Table of load and traffic of the busiest links."""
     columns = (
         name("link"), share("busy"), number("moved"), number("transfers", 1), number("bandwidth", 2)
     )  # fmt: skip
@@ -151,7 +153,8 @@ def link_table(facts: Facts, most: int) -> FittedTable:
 
 
 def exchange_table(facts: Facts) -> FittedTable:
-    """Collectives of each device; they cross all links of a ring, so no link has them."""
+    """Table of collectives per device; a collective crosses all links of a ring, so none is
+    named."""
     columns = (name("collectives of"), share("busy"), number("sent"), number("calls", 1))
     rows = [
         [
@@ -166,7 +169,7 @@ def exchange_table(facts: Facts) -> FittedTable:
 
 
 def top_table(facts: Facts, most: int) -> FittedTable:
-    """The ops that take the most time, microbatches of one op together."""
+    """Table of the ops that take the most time; microbatches of an op are summed."""
     columns = (
         name("longest ops"), name("op", 1), name("device", 2), number("time"), number("of step")
     )  # fmt: skip

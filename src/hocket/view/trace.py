@@ -1,9 +1,9 @@
-"""A timeline as a trace that Perfetto and chrome://tracing open.
+"""A timeline as a trace for Perfetto and chrome://tracing.
 
-One process per device with a row for each of its streams and a counter for its memory; one for the
-links with a row per channel and track, since slices of one row must not overlap; arrows from the op
-that makes a tensor over the channels to the op that first reads it. Times are whole nanoseconds,
-written in µs, so that rounding cannot make neighbours overlap. O(spans log spans).
+Each device is a process with a row per stream and a counter for its memory. All links are one more
+process with a row per channel and track, because slices of one row must not overlap. Arrows lead
+from the op that produces a tensor over the channels to the op that first reads it. Times are whole
+nanoseconds, written in µs, so that rounding cannot make neighbours overlap. O(spans log spans).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def write_trace(
     *,
     label: str = "predicted",
 ) -> None:
-    """Write the trace, compressed where the name ends in ``.gz``."""
+    """Write the trace, compressed if the name ends in ``.gz``."""
     events = trace_events(problem, plan, timeline, label=label)
     write_atomically(path, trace_bytes(path, events))
 
@@ -98,9 +98,11 @@ def write_traces(
 
 
 def _shifted(event: Event, position: int, num_traces: int, problem: Problem) -> Event:
-    """An event in the process ids and flow ids of one of several traces."""
+    """Move an event to the process ids and flow ids of one of several traces."""
     event = event | {"pid": event["pid"] + position * _links_pid(problem)}
     if "id" in event:
+        # Interleaved ids stay distinct between traces and keep predicted and measured rows
+        # adjacent.
         event["id"] = event["id"] * num_traces + position
     if event["name"] == "process_sort_index":
         index = event["args"]["sort_index"] * num_traces + position
@@ -109,9 +111,9 @@ def _shifted(event: Event, position: int, num_traces: int, problem: Problem) -> 
 
 
 def trace_bytes(path: str | Path, trace: dict[str, Any]) -> bytes:
-    """The file of a trace, compressed where the name ends in ``.gz``."""
+    """Bytes of a trace file, compressed if the name ends in ``.gz``."""
     data = json.dumps(trace, separators=(",", ":")).encode()
-    # A fixed time stamp keeps equal traces equal byte for byte.
+    # A fixed time stamp keeps files of equal traces equal byte for byte.
     return gzip.compress(data, 6, mtime=0) if str(path).endswith(".gz") else data
 
 
@@ -162,7 +164,7 @@ def _ops(problem: Problem, timeline: Timeline) -> Iterator[Event]:
     kinds = [inert(kind) for kind in graph.kinds]
     modules = [inert(module) for module in graph.modules]
     phases = [phase.name.lower() for phase in Phase]
-    # Of ops that start together the one without duration comes first, as it ended first.
+    # Of ops that start together, one without duration must come first, because it ends first.
     order = np.lexsort((end, start, timeline.op_device))
     columns = (graph.op_kind, graph.op_module, graph.op_phase, timeline.op_device,
                timeline.op_stream, start, end)  # fmt: skip
@@ -207,7 +209,7 @@ def _link_slices(problem: Problem, timeline: Timeline) -> tuple[list[Event], lis
 
 
 def _transfers(problem: Problem, timeline: Timeline) -> list[Event]:
-    """A slice per transfer, not yet in a row."""
+    """One slice per transfer, without its row."""
     names = [inert(name) for name in problem.cluster.device_names]
     columns = zip(
         timeline.transfer_tensor.tolist(),
@@ -239,7 +241,7 @@ def _transfers(problem: Problem, timeline: Timeline) -> list[Event]:
 
 
 def _flows(problem: Problem, timeline: Timeline, slices: list[Event]) -> Iterator[Event]:
-    """One arrow per transfer: producer, each channel, first reader on the other side."""
+    """One arrow per transfer: producer, each channel, first reader on the destination."""
     crossed: dict[int, list[Event]] = {}
     for event in slices:
         crossed.setdefault(event["args"]["transfer"], []).append(event)
@@ -252,7 +254,8 @@ def _flows(problem: Problem, timeline: Timeline, slices: list[Event]) -> Iterato
         readers = readers[timeline.op_device[readers] == dst]
         points = [(event["pid"], event["tid"], event["ts"]) for event in events]
         if producer >= 0:
-            # An arrow belongs to the slice that is open at its time: the last instant of the op.
+            # Trace viewers attach an arrow to the slice that is open at its time, hence the op's
+            # last nanosecond.
             leaves = max(int(end[producer]) - 1, int(start[producer]))
             pid = _pid(int(timeline.op_device[producer]))
             points.insert(0, (pid, row[producer], _us(leaves)))
@@ -282,7 +285,7 @@ def _memory(timeline: Timeline) -> Iterator[Event]:
     for device in range(timeline.num_devices):
         time_s, held = timeline.memory_curve(device)
         instants = zip(_ns(time_s).tolist(), held.tolist(), strict=True)
-        # Two changes inside one nanosecond are one instant of the trace: the last value stays.
+        # Two changes in one nanosecond are one instant of the trace; dict keeps the last value.
         for time_ns, size_bytes in dict(instants).items():
             yield _counter(device, time_ns, size_bytes)
         if len(held) and time_s[-1] < timeline.makespan_s:

@@ -1,4 +1,4 @@
-"""The same plan on other clusters: a line for each."""
+"""The best plan for changed clusters (``--what-if``, ``--budget``): table, verdict and JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HELP: dict[Goal, str] = {
 def variants_table(
     comparison: Comparison, variants: Sequence[ChangedCluster], goal: Goal
 ) -> RenderableType:
-    """Effect of each change, and the one that helps most."""
+    """Table of the effect of each change, and the change that helps most."""
     steps = [v.step_s for v in variants if v.step_s is not None]
     rows = [_cells(variant, comparison, min(steps, default=None)) for variant in variants]
     columns = (
@@ -53,7 +53,7 @@ def _cells(variant: ChangedCluster, comparison: Comparison, least_s: float | Non
 
 
 def _found(comparison: Comparison, variants: Sequence[ChangedCluster], goal: Goal) -> str:
-    """Which change helps most towards the goal, and how much."""
+    """Sentence about the change that helps the goal most, and by how much."""
     best = next((v for v in variants if v.comparison.winner is not None), None)
     if best is None or best.comparison.winner is None:
         return "nothing of this fits, or the money buys nothing"
@@ -63,6 +63,7 @@ def _found(comparison: Comparison, variants: Sequence[ChangedCluster], goal: Goa
     both = [(best.comparison.problem, best.comparison.winner),
             (comparison.problem, comparison.winner)]  # fmt: skip
     after, before = goal_values(both, goal)
+    # A smaller value is better for every goal; differences within the tie margin are no gain.
     if after >= before * (1 - TIED):
         return f"none of this {_HELP[goal]}"
     if goal == "time":
@@ -75,7 +76,7 @@ def _found(comparison: Comparison, variants: Sequence[ChangedCluster], goal: Goa
 
 
 def variants_data(variants: Sequence[ChangedCluster]) -> list[dict[str, Any]]:
-    """The same for ``--json``."""
+    """The changed clusters and their best plans as data for ``--json``."""
     found: list[dict[str, Any]] = []
     for variant in variants:
         winner = variant.comparison.winner

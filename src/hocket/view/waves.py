@@ -1,4 +1,7 @@
-"""Gain of tick-tock: the table of candidates, the verdict and its reason, plain data."""
+"""Gain of interleaved waves (tick-tock, Wavelet): table of candidates, verdict, JSON.
+
+Covers two waves on one device, and round-robin waves over partitions of a model.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ COMPILED = (
 
 
 def shown_candidates(fit: WaveFit) -> list[tuple[str, WaveCandidate]]:
-    """Both without waves, both waves together, and the chosen start or the smallest."""
+    """Named candidates: without waves, waves without delay, and the chosen or smallest start."""
     found = [("one batch", fit.plain), ("one after the other", fit.accumulated)]
     if fit.shown is not fit.aligned:
         found.append(("both together", fit.aligned))
@@ -35,7 +38,7 @@ def shown_candidates(fit: WaveFit) -> list[tuple[str, WaveCandidate]]:
 
 
 def data(forecast: WaveForecast) -> dict[str, Any]:
-    """The result as plain data."""
+    """The result as data for JSON."""
     fit = forecast.fit
     other = forecast.other
     return {
@@ -67,12 +70,12 @@ def numbers(candidate: WaveCandidate, fit: WaveFit) -> dict[str, Any]:
 
 
 def waves_table(forecast: WaveForecast) -> RenderableType:
-    """A line per strategy, then the verdict."""
+    """Table of strategies and the verdict."""
     return Group(strategy_table(forecast.fit), Text(), *map(Text, sentences(forecast)))
 
 
 def strategy_table(fit: WaveFit | PartitionFit) -> FittedTable:
-    """A line per strategy: step, samples per second and peak, the best one marked."""
+    """Table of strategies: step, samples per second and peak; the best one is marked."""
     best: WaveCandidate | PartitionCandidate | None
     if isinstance(fit, WaveFit):
         best = fit.chosen if fit.pays else fit.best_alone
@@ -101,7 +104,7 @@ def strategy_table(fit: WaveFit | PartitionFit) -> FittedTable:
 
 
 def sentences(forecast: WaveForecast) -> list[str]:
-    """The verdict, its reasons, and the effect of the other kind of launches."""
+    """The verdict, its reasons, and the effect of the other launch mode."""
     fit, other = forecast.fit, forecast.other
     lines = [verdict(fit), *map(sentence, reasons(fit))]
     if other is not None and other.pays != fit.pays:
@@ -122,7 +125,7 @@ def sentences(forecast: WaveForecast) -> list[str]:
 
 
 def verdict(fit: WaveFit) -> str:
-    """One sentence."""
+    """One sentence: waves pay, make no difference, do not pay, or do not fit."""
     if fit.chosen is None:
         return (
             f"Two waves do not fit into {format_bytes(fit.budget_bytes)}: they need "
@@ -140,7 +143,7 @@ def verdict(fit: WaveFit) -> str:
 
 
 def slower_note(fit: WaveFit) -> str:
-    """The strategy that is faster than the written plan; empty where none is."""
+    """Note on a strategy that is faster than the written plan; empty if there is none."""
     if fit.pays or fit.best_alone is None or fit.gain is None:
         return ""
     better = next(name for name, each in shown_candidates(fit) if each is fit.best_alone)
@@ -149,7 +152,7 @@ def slower_note(fit: WaveFit) -> str:
 
 
 def partition_slower_note(fit: PartitionFit) -> str:
-    """The same for round-robin waves over partitions."""
+    """Same as `slower_note`, for round-robin waves over partitions."""
     own = fit.candidates[-1]
     if own.peak_bytes > fit.budget_bytes:
         return "the plan of waves in turn, which do not fit"
@@ -159,7 +162,7 @@ def partition_slower_note(fit: PartitionFit) -> str:
 
 
 def partition_data(fit: PartitionFit) -> dict[str, Any]:
-    """A model in partitions as plain data."""
+    """Waves over partitions of a model as data for JSON."""
     candidates = [
         picked(each, "name", "step_s", "samples_per_s", "peak_bytes") for each in fit.candidates
     ]
@@ -177,12 +180,12 @@ def partition_data(fit: PartitionFit) -> dict[str, Any]:
 
 
 def partition_table(fit: PartitionFit) -> RenderableType:
-    """A line per strategy, then the verdict."""
+    """Table of strategies and the verdict."""
     return Group(strategy_table(fit), Text(), Text(partition_verdict(fit)))
 
 
 def partition_verdict(fit: PartitionFit) -> str:
-    """One sentence."""
+    """One sentence about the gain of waves over partitions."""
     return (
         f"Waves that take partitions in turn give {fit.gain:.2f} times the samples per second of "
         f"the better of the others; switching takes {format_percent(SWITCHING)}, fetches that no "

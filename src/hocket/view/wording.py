@@ -1,4 +1,4 @@
-"""Format numbers and sentences alike in text, report and notebook; pick values for ``--json``."""
+"""Format numbers and sentences consistently in text, report and notebook; pick values for JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def of_capacity(used_bytes: int, capacity_bytes: int) -> str:
-    """``'7.4 of 8.0 GiB'``: both in the unit of the capacity, unless the used part would be 0.0."""
+    """Text such as ``'7.4 of 8.0 GiB'``, in the unit of the capacity unless that would print
+    0.0."""
     capacity = format_bytes(capacity_bytes)
     number, unit = capacity.split(" ")
     used = used_bytes / 1024 ** _UNITS.index(unit)
@@ -23,7 +24,7 @@ def of_capacity(used_bytes: int, capacity_bytes: int) -> str:
 
 
 def held_of(used_bytes: int, capacity_bytes: int) -> str:
-    """As `of_capacity`, but peaks below 1 GiB keep their own unit."""
+    """Same as `of_capacity`, but peaks below 1 GiB keep their own unit."""
     if 0 < used_bytes < 1024**3 <= capacity_bytes:
         return f"{format_bytes(used_bytes)} of {format_bytes(capacity_bytes)}"
     return of_capacity(used_bytes, capacity_bytes)
@@ -40,15 +41,15 @@ def price_of_steps(price_per_hour: float, step_s: float) -> str:
 
 
 def count_of(count: int, thing: str) -> str:
-    """``'1 op'``, ``'2,312 ops'``."""
+    """Count with its noun: ``'1 op'``, ``'2,312 ops'``."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
 def sentence(text: str) -> str:
-    """A message that starts lower-case and ends without a period, as a sentence of a page."""
+    """Turn a message into a sentence: first letter upper-case, a period at the end."""
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 
 def picked(value: object, *names: str) -> dict[str, Any]:
-    """Attributes of a value by name, as ``--json`` prints them."""
+    """Attributes of a value by name, for ``--json``."""
     return {name: getattr(value, name) for name in names}
