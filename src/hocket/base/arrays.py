@@ -29,7 +29,7 @@ def positions(order: NDArray[np.integer]) -> LongArray:
 
 
 def spans(ptr: LongArray, parts: NDArray[np.integer]) -> tuple[LongArray, LongArray]:
-    """Indices of several parts of an array in CSR layout, one part after the other.
+    """Indices of several parts of an array in CSR layout, concatenated.
 
     Returns the indices, and for each index the position of its part in ``parts``.
     """

@@ -1,4 +1,4 @@
-"""Write files atomically: a reader sees the old content or the new one, never a part."""
+"""Write files atomically: a reader sees the old content or the new one, never a mixture."""
 
 from __future__ import annotations
 
@@ -38,9 +38,11 @@ def write_together(contents: Mapping[str | Path, bytes]) -> None:
         for path, data in contents.items():
             with _as_input_error(path):
                 if _is_special(path):
-                    # Not the real path: a pipe has none, only a text such as ``pipe:[4711]``.
+                    # Opened by the given path, because a pipe has no real path, only a text such as
+                    # ``pipe:[4711]``.
                     with open(path, "wb") as special:
                         special.write(data)
+        # Renames come last: all contents are on disk by now, so they can hardly fail half-way.
         for target in [*temporaries]:
             with _as_input_error(target):
                 os.replace(temporaries[target], target)
@@ -54,7 +56,7 @@ def write_together(contents: Mapping[str | Path, bytes]) -> None:
 
 def _write_new(temporary: Path, target: Path, data: bytes) -> None:
     """Write and flush a new file with the permissions of its target."""
-    # Not tempfile: its files are private to the user whatever the umask says.
+    # tempfile is not used, because its files have mode 0600 whatever the umask says.
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     with open(descriptor, "wb") as file:
         if target.exists():
@@ -70,7 +72,8 @@ def _as_input_error(path: str | Path) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        # The reader went away, as `| head` does: for the caller no wrong path, but the end.
+        # The reader has closed the pipe, as `| head` does: that is no wrong path, and the command
+        # line treats it as success.
         raise
     except (OSError, ValueError) as error:
         reason = system_reason(error)
@@ -89,8 +92,10 @@ def _is_special(path: str | Path) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush the folder, so that the new name survives a power cut, if the file system supports
-    it."""
+    """Flush the folder, so that the new name survives a power failure.
+
+    Does nothing on file systems that cannot flush folders.
+    """
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _MAX_MESSAGES = 3
 _MAX_PART = 60
-"""Characters of a key that an error repeats."""
+"""Maximum length of a key in an error message."""
 
 
 def checked(model: type[Model], data: object, where: str, hint: str = "") -> Model:
@@ -51,7 +51,7 @@ def _meant(model: type[BaseModel], error: ValidationError) -> str:
     """Suggestion for the first unknown key, from the fields of the model that refused it."""
     for problem in error.errors(include_url=False):
         *parents, key = problem["loc"]
-        # A number is a place in a list, all of whose members have one model.
+        # A number is an index of a list, and all entries of a list have one model.
         owner = _inner(model, [part for part in parents if isinstance(part, str)])
         if problem["type"] == "extra_forbidden" and owner is not None:
             names = [field.alias or name for name, field in owner.model_fields.items()]
@@ -60,7 +60,7 @@ def _meant(model: type[BaseModel], error: ValidationError) -> str:
 
 
 def _inner(model: type[BaseModel], parents: list[str]) -> type[BaseModel] | None:
-    """Model of a nested part of a file; None if the part is a table of many."""
+    """Model of a nested part of a file; None if the part is a table with arbitrary keys."""
     from pydantic import BaseModel
 
     for name in parents:

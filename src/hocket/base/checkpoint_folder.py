@@ -1,4 +1,7 @@
-"""Write checkpoints atomically: into a temporary folder, flushed to disk, then renamed."""
+"""Write checkpoints atomically: into a temporary folder, flushed to disk, then renamed.
+
+A lock on the temporary folder distinguishes checkpoints in progress from those of killed writers.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ _UNFINISHED = ".tmp"
 def write_checkpoint(
     folder: str | os.PathLike[str], step: int, write: Callable[[Path], object]
 ) -> Path:
-    """Let ``write`` fill a new folder below ``folder``, and return its final path.
+    """Call ``write`` with a new folder below ``folder``, and return the folder's final path.
 
-    The path appears only after everything in it is on disk, and no older checkpoint is ever
-    replaced: a second one of the same step is called ``step-100.1``, and so on. Incomplete folders
+    The path appears only after everything in it is on disk. Existing checkpoints are never
+    replaced: a second one of the same step is named ``step-100.1``, and so on. Incomplete folders
     of killed writers are removed.
     """
     parent = Path(os.path.abspath(folder))
@@ -52,18 +55,17 @@ def _make_folder(folder: Path) -> None:
 
 
 def _new_folder(parent: Path) -> tuple[Path, int]:
-    """Create a temporary checkpoint folder and lock it, which shows others that it is being
-    written."""
+    """Create a temporary checkpoint folder and lock it, so that other writers do not remove it."""
     while True:
         folder = parent / f".{secrets.token_hex(8)}{_UNFINISHED}"
         folder.mkdir()
         lock = os.open(folder, os.O_RDONLY)
-        # Where folders cannot be locked nobody removes any.
+        # Without locks try_lock returns False, so no writer removes folders and no lock is needed.
         with contextlib.suppress(OSError):
             wait_for_lock(lock)
         if folder.exists():
             return folder, lock
-        # It was taken for one that somebody left, before it was locked.
+        # Another writer removed the folder as an abandoned one before it was locked: try again.
         os.close(lock)
 
 
@@ -79,7 +81,7 @@ def _remove_unfinished(parent: Path) -> None:
 
 
 def _name(temporary: Path, path: Path) -> Path:
-    """Rename to the first free name; ``rename`` treats an empty folder as free."""
+    """Rename to the first free name; ``rename`` replaces an empty folder."""
     candidate, count = path, 0
     while True:
         try:

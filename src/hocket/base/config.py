@@ -1,6 +1,6 @@
-"""The only module that reads environment variables which configure hocket.
+"""All environment variables that configure hocket are read in this module only.
 
-Variables that are only passed on to child processes are read where those are started.
+Variables that are only passed on to child processes are read where those processes are started.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ def cuda_visible_devices() -> str | None:
 
 
 def kernel_folder() -> Path | None:
-    """Folder for compiled kernels other than their sources' (``NUMBA_CACHE_DIR``); None if
-    unset."""
+    """Folder for compiled kernels (``NUMBA_CACHE_DIR``); None if unset."""
     text = os.environ.get("NUMBA_CACHE_DIR", "")
     return Path(text) if text else None
 
@@ -50,7 +49,7 @@ def uses_disk_cache() -> bool:
 def fleet_folder() -> Path:
     """Default folder of a fleet's state (below ``XDG_STATE_HOME``)."""
     base = os.environ.get("XDG_STATE_HOME", "")
-    # The specification says that a path which is not absolute does not count.
+    # The XDG specification says that relative paths must be ignored.
     if base.startswith("/"):
         return Path(base) / "hocket/fleet"
     try:
@@ -96,12 +95,13 @@ def fleet_variables() -> dict[str, str]:
 
 
 PLAN_VARIABLE = "HOCKET_PLAN"
-"""Names the plan file that a launcher or a fleet chose for a script."""
+"""Variable with the plan file that a launcher or a fleet chose for a script."""
 
 
 def given_plan() -> str:
-    """Plan file that a launcher or fleet chose for this process; raises `UsageError` without
-    one."""
+    """Plan file that a launcher or fleet chose for this process; raises `UsageError` if there is
+    none.
+    """
     if not os.environ.get(PLAN_VARIABLE):
         raise UsageError(
             f"{PLAN_VARIABLE} names no plan",
@@ -129,7 +129,7 @@ def rank_profile() -> str:
 
 
 def environment_anywhere() -> dict[str, str]:
-    """Environment for a child process with another working folder; relative import paths are made
+    """Environment for a child process with another working folder: import paths are made
     absolute."""
     paths = os.environ.get("PYTHONPATH", "")
     if not paths:
@@ -139,15 +139,15 @@ def environment_anywhere() -> dict[str, str]:
 
 
 def rank_network() -> tuple[str, str]:
-    """Network interface of ranks (``GLOO_SOCKET_IFNAME``), and their rendezvous address."""
+    """Network interface of the ranks (``GLOO_SOCKET_IFNAME``), and their rendezvous address."""
     return os.environ.get("GLOO_SOCKET_IFNAME", ""), os.environ.get("MASTER_ADDR", "")
 
 
 def rank_cluster() -> str:
-    """Cluster of the ranks (``HOCKET_CLUSTER``: file or preset); empty: detect it."""
+    """Cluster of the ranks (``HOCKET_CLUSTER``: file or preset); empty if it must be detected."""
     return os.environ.get("HOCKET_CLUSTER", "")
 
 
 def sums_are_wide() -> bool:
-    """True if trees sum float32 in float64 (``HOCKET_WIDE_SUMS=1``)."""
+    """True if reduction trees add float32 values in float64 (``HOCKET_WIDE_SUMS=1``)."""
     return os.environ.get("HOCKET_WIDE_SUMS", "") not in ("", "0")

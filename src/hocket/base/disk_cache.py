@@ -1,7 +1,8 @@
 """Cache results that take seconds to compute as JSON files on disk.
 
-A file's name is a digest of its key, which is stored in it too. Files that cannot be read or
-written are ignored and the result is computed again. ``HOCKET_DISK_CACHE=0`` disables the cache.
+The file name is a digest of the key, and the file contains the key too. Files that cannot be read
+or written are ignored, and the result is computed again. ``HOCKET_DISK_CACHE=0`` disables the
+cache.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def recall(kind: str, key: dict[str, Any]) -> Any:
         return None
     with suppress(OSError, ValueError):
         found = json.loads(path.read_bytes())
+        # The file name is a truncated digest, so the stored key is compared as well.
         if isinstance(found, dict) and found.get("key") == json.loads(_text(key)):
             return found.get("value")
     return None

@@ -1,9 +1,9 @@
 """All errors for users, and the exit code with which each ends a command.
 
-    HocketError               1  our bug, or not yet classified
+    HocketError               1  a bug in hocket, or not yet classified
     ├── UsageError            2  a name, an option or an argument is wrong
     │   └── MissingExtraError 2  an optional dependency is not installed
-    ├── InputFileError        3  a file that was given cannot be used
+    ├── InputFileError        3  an input file cannot be used
     ├── NoFeasiblePlanError   4  nothing that was tried fits the hardware
     ├── RunError              5  running a plan failed
     ├── CheckError            6  a check found a violation
@@ -19,7 +19,9 @@ import difflib
 from collections.abc import Iterable
 
 _MAX_COMPARED = 100
-"""Longest name for which a similar one is searched; a name of megabytes would take hours."""
+"""Longest name for which a similar one is searched, because the search is quadratic: a name of
+megabytes would take hours.
+"""
 
 
 class HocketError(Exception):
@@ -63,14 +65,14 @@ class MissingExtraError(UsageError):
 
 
 class InputFileError(HocketError):
-    """A file that was given cannot be used."""
+    """An input file cannot be used."""
 
     code = "bad-input"
     exit_code = 3
 
 
 class NoFeasiblePlanError(HocketError):
-    """Nothing that was tried fits the hardware."""
+    """No candidate fits the hardware."""
 
     code = "no-feasible-plan"
     exit_code = 4
@@ -98,7 +100,7 @@ class InterruptedByUserError(HocketError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Hint that names the closest known name, or lists the known names if none is close."""
+    """Hint with the closest known name, or with a list of the known names if none is close."""
     names = sorted(known)
     close = _closest(name[:_MAX_COMPARED], names)
     if close:
@@ -108,7 +110,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def _closest(name: str, names: list[str]) -> str:
-    """Most similar known name; names with the same first part are preferred."""
+    """Most similar known name; names with the same first part (before ``-``) are preferred."""
     first, _, _ = name.partition("-")
     family = [known for known in names if known.partition("-")[0] == first]
     close = difflib.get_close_matches(name, family, n=1, cutoff=0.0) if first else []
@@ -125,7 +127,7 @@ _LONGEST_LINE = 400
 
 
 def one_line(error: BaseException) -> str:
-    """A foreign exception in one line: its class and the first line of its message."""
+    """Format any exception in one line: its class and the first line of its message."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}"[:_LONGEST_LINE]
 

@@ -1,4 +1,4 @@
-"""Check optional dependencies and name the missing extra in one sentence."""
+"""Check that optional dependencies are installed, and name the missing extra in the error."""
 
 from __future__ import annotations
 

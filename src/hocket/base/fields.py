@@ -1,7 +1,7 @@
 """Read typed values from untrusted files: each value is checked, and errors name its key.
 
-``path`` is the position in the file, such as ``ops.flops``; `located` adds the file name. numpy
-checks columns as a whole; only a wrong column is searched for the wrong entry.
+``path`` is the position in the file, such as ``ops.flops``; `located` adds the file name. Columns
+are checked as a whole by numpy; only an invalid column is searched for its invalid entry.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from hocket.base.errors import InputFileError, did_you_mean
 
 Known = TypeVar("Known", bound=str)
 MAX_SHOWN = 80
-"""Characters of a wrong value that an error repeats."""
+"""Maximum length of an invalid value in an error message."""
 _MAX_KEYS = 12
-"""Keys that a hint lists."""
+"""Maximum number of keys in a hint."""
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,60}")
-# Six entries per level are shown, so that a few levels would already be thousands of entries.
+# reprlib shows six entries per level, so a few levels would already be thousands of entries.
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 60, 60
 
@@ -41,17 +41,17 @@ def located(where: str) -> Iterator[None]:
 
 
 def inside(path: str, name: object) -> str:
-    """Path of a key that the file itself chooses; it may be any text of any length."""
+    """Path of a key that comes from the file itself, and may be any text of any length."""
     is_plain = isinstance(name, str) and _PLAIN_NAME.fullmatch(name)
     return f"{path}.{name}" if is_plain else f"{path}[{shown(name)}]"
 
 
 def shown(value: object) -> str:
-    """A value as errors show it, shortened by size and depth."""
+    """Representation of a value in errors, shortened by size and depth."""
     try:
         text = _SHORT.repr(value)
     except ValueError:
-        # Python writes no integer of more than 4300 digits.
+        # Python refuses to print integers of more than 4300 digits.
         return "a number of thousands of digits"
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
@@ -72,7 +72,7 @@ def missing(path: str, key: str, hint: str = "") -> InputFileError:
 def record(
     value: object, path: str, *, required: Collection[str] = (), optional: Collection[str] = ()
 ) -> Mapping[str, Any]:
-    """An object with all required keys and no unknown ones."""
+    """Check that a value is an object with all required keys and no unknown keys."""
     if not isinstance(value, Mapping):
         known = [*required, *optional]
         keys = ", ".join(known[:_MAX_KEYS]) + (", …" if len(known) > _MAX_KEYS else "")
@@ -88,21 +88,22 @@ def record(
 
 
 def mapping(value: object, path: str) -> Mapping[str, Any]:
-    """An object with arbitrary keys."""
+    """Check that a value is an object with arbitrary text keys."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise wrong(path, value, "an object of names and their values")
     return value
 
 
 def items(value: object, path: str) -> list[Any]:
-    """A list of arbitrary values."""
+    """Check that a value is a list."""
     if not isinstance(value, list):
         raise wrong(path, value, "a list")
     return value
 
 
 def sized(value: object, path: str, length: int, hint: str) -> list[Any]:
-    """A list of ``length`` entries; ``hint`` explains what the entries correspond to."""
+    """Check that a list has ``length`` entries; ``hint`` explains what the entries correspond
+    to."""
     entries = items(value, path)
     if len(entries) != length:
         raise InputFileError(f"{path} has {len(entries)} entries, expected {length}", hint=hint)
@@ -113,53 +114,53 @@ def sized(value: object, path: str, length: int, hint: str) -> list[Any]:
 
 
 def text(value: object, path: str) -> str:
-    """A string."""
+    """Check that a value is a string."""
     if not isinstance(value, str):
         raise wrong(path, value, "a text in quotes")
     return value
 
 
 def choice(value: object, path: str, known: Collection[Known]) -> Known:
-    """One of the known strings."""
+    """Check that a value is one of the known strings."""
     for name in known:
         if value == name:
             return name
     if len(known) == 1:
-        # No typing error: a schema or a format of another version.
+        # A single possible value is a format or schema version: a "did you mean" hint would
+        # mislead.
         raise wrong(path, value, repr(next(iter(known))))
     hint = did_you_mean(value if isinstance(value, str) else "", known)
     raise InputFileError(f"{path} is {shown(value)}", hint=hint)
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """True if a value is a number; Python counts booleans as numbers, but files do not mean
-    that."""
+    """True for numbers except booleans, which Python counts as integers."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def integer(value: object, path: str, low: int, high: int) -> int:
-    """An integer between ``low`` and ``high``, inclusive."""
+    """Check that a value is an integer between ``low`` and ``high``, inclusive."""
     if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
         return value
     raise wrong(path, value, f"an integer from {low} to {high}")
 
 
 def number(value: object, path: str, low: float, high: float) -> float:
-    """A number between ``low`` and ``high``, inclusive."""
+    """Check that a value is a number between ``low`` and ``high``, inclusive."""
     if is_number(value) and low <= value <= high:
         return float(value)
     raise wrong(path, value, f"a number from {low:g} to {high:g}")
 
 
 def flag(value: object, path: str) -> bool:
-    """A boolean."""
+    """Check that a value is a boolean."""
     if not isinstance(value, bool):
         raise wrong(path, value, "true or false")
     return value
 
 
 def flag_or_bit(value: object, path: str) -> bool:
-    """A boolean, which some programs write as 1 or 0."""
+    """Check that a value is a boolean, or 1 or 0, which some programs write."""
     return bool(value) if type(value) is int and value in (0, 1) else flag(value, path)
 
 
@@ -167,7 +168,7 @@ def flag_or_bit(value: object, path: str) -> bool:
 
 
 def text_column(value: object, path: str) -> list[str]:
-    """A list of strings."""
+    """Check that a value is a list of strings."""
     texts = items(value, path)
     if set(map(type, texts)) <= {str}:
         return texts
@@ -175,7 +176,8 @@ def text_column(value: object, path: str) -> list[str]:
 
 
 def int_column(value: object, path: str, low: int, high: int) -> LongArray:
-    """A list of integers between ``low`` and ``high``, inclusive."""
+    """Check that a value is a list of integers between ``low`` and ``high``; return it as an
+    array."""
     numbers = items(value, path)
     array: LongArray | None = _as_array(numbers, {int}, np.int64)
     if array is not None and np.all((array >= low) & (array <= high)):
@@ -185,7 +187,8 @@ def int_column(value: object, path: str, low: int, high: int) -> LongArray:
 
 
 def float_column(value: object, path: str, low: float, high: float) -> FloatArray:
-    """A list of numbers between ``low`` and ``high``, inclusive."""
+    """Check that a value is a list of numbers between ``low`` and ``high``; return it as an
+    array."""
     numbers = items(value, path)
     array: FloatArray | None = _as_array(numbers, {int, float}, np.float64)
     if array is not None and np.all((array >= low) & (array <= high)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class JoinedSets:
-    """Disjoint sets of the integers below a count, each alone at first."""
+    """Disjoint sets of the integers below ``count``; initially each integer is a set of its own."""
 
     def __init__(self, count: int) -> None:
         self._above = list(range(count))
@@ -13,10 +13,11 @@ class JoinedSets:
         """Representative of an item's set."""
         above = self._above
         while above[item] != item:
+            # Path halving: every second node of the path is attached to its grandparent.
             above[item] = above[above[item]]
             item = above[item]
         return item
 
     def join(self, item: int, other: int) -> None:
-        """Merge two sets; the representative of ``item``'s set represents both."""
+        """Merge two sets; the representative of ``item``'s set represents the result."""
         self._above[self.find(other)] = self.find(item)

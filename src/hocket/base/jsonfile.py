@@ -1,6 +1,6 @@
 """Read untrusted JSON files with limits, and write JSON deterministically.
 
-The first bytes must look like JSON before the rest is read, size and decompression are bounded, and
+The first bytes must look like JSON before the rest is read. Size and decompression are bounded, and
 repeated keys, NaN and deep nesting are refused. O(bytes) time; the parsed value takes at most a
 fixed multiple of ``max_bytes``.
 """
@@ -20,18 +20,22 @@ from hocket.base.errors import InputFileError, system_reason
 from hocket.base.regular import open_regular
 
 MAX_DEPTH = 64
-"""Deepest nesting; files written by hocket have fewer than ten levels."""
+"""Maximum nesting; files written by hocket have fewer than ten levels."""
 MAX_CONTAINERS = 4_000_000
-"""Most lists and objects in one file: each takes memory far beyond its two bytes of text."""
+"""Maximum number of lists and objects in one file: each takes far more memory than its two bytes of
+text.
+"""
 MAX_VALUES = 32_000_000
-"""Most commas in one file, for the same reason; a graph of a million ops has 12 to 23 million."""
+"""Maximum number of commas in one file, for the same reason; a graph of a million ops has 12 to 23
+million.
+"""
 HEAD_BYTES = 64 * 1024
-"""Bytes read to recognise the format."""
+"""Number of bytes read to recognise the format."""
 _CHUNK_BYTES = 2**20
 _MIN_BOMB_BYTES = 64 * 2**20
-"""Unpacked size that any gzip file may have."""
+"""Unpacked size that is allowed for any gzip file, however small."""
 _MAX_RATIO = 60
-"""Largest compression ratio: real files have 3 to 9, a decompression bomb up to 1030."""
+"""Largest allowed compression ratio: real files have 3 to 9, a decompression bomb up to 1030."""
 
 
 def finite_or_none(value: float) -> float | None:
@@ -113,6 +117,7 @@ def _read_all(
 
 def parse_json(data: bytes, where: str) -> object:
     """The value of JSON text; ``where`` names its file in errors."""
+    # Counted before parsing, because the parser would allocate the memory first.
     for count, limit, what in (
         (data.count(b"[") + data.count(b"{"), MAX_CONTAINERS, "lists and objects"),
         (data.count(b","), MAX_VALUES, "values"),
@@ -154,6 +159,8 @@ def dump_json(value: object) -> bytes:
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
+    # dict() keeps the last of equal keys silently; a shorter dictionary means that a key was
+    # repeated.
     if len(value) < len(pairs):
         seen: set[str] = set()
         for key, _ in pairs:
@@ -169,6 +176,7 @@ def _refuse_constant(text: str) -> None:
 
 def _is_deeper_than(value: object, depth: int) -> bool:
     level: list[Any] = [value] if isinstance(value, (list, dict)) else []
+    # Level by level in place of recursion, which would itself overflow on deep input.
     for _ in range(depth):
         level = [
             item

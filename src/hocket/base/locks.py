@@ -1,4 +1,4 @@
-"""Advisory locks on files and folders that the kernel releases when their process ends.
+"""Advisory locks on files and folders, which the kernel releases when their process ends.
 
 A lock belongs to the open file: closing its last descriptor releases it, and a child process that
 inherits the descriptor keeps it. On a file system without locks, `try_lock` returns False as if

@@ -11,13 +11,13 @@ from hocket.base.regular import open_regular
 
 
 def read_npz(path: Path, *, what: str = "is no .npz file of arrays", hint: str) -> dict[str, Any]:
-    """All arrays of a file; raises `InputFileError` with the text ``what`` for other files."""
+    """All arrays of a file by name; other files raise `InputFileError` with the text ``what``."""
     import numpy as np
 
     try:
         with open_regular(path) as file:
             stored: Any = np.load(file, allow_pickle=False)
-            # A single array, as numpy.save writes it, has no names.
+            # numpy.save writes a single array without a name; such a file has no attribute `files`.
             return {name: stored[name] for name in stored.files}
     except OSError as error:
         raise InputFileError(f"cannot be read: {error.strerror}", where=str(path)) from error

@@ -13,7 +13,7 @@ QUIET_S = 2.0
 
 
 class Progress:
-    """Print a line for each stage that starts or continues after `QUIET_S`."""
+    """Print a line for each stage that starts, or is still running, after `QUIET_S`."""
 
     def __init__(self, title: str) -> None:
         self._title, self._stage, self._is_shown = title, "", True
@@ -39,8 +39,9 @@ class Progress:
 
 @contextmanager
 def progress(title: str) -> Iterator[Progress]:
-    """Context manager around work with stages."""
+    """Context manager around work with stages; yields its `Progress`."""
     found = Progress(title)
+    # The timer prints the stage that runs when QUIET_S has passed; later stages print themselves.
     timer = threading.Timer(QUIET_S, found._show)
     timer.daemon = True
     timer.start()

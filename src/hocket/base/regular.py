@@ -12,7 +12,7 @@ from hocket.base.errors import InputFileError, system_reason
 
 
 def is_file(path: str | Path) -> bool:
-    """True if there is such a file; False for text that cannot be a path."""
+    """True if the file exists; False for text that cannot be a path."""
     try:
         return Path(path).is_file()
     except (OSError, ValueError):  # too long for a path, or a null character
@@ -24,6 +24,8 @@ def open_regular(path: str | Path) -> IO[bytes]:
 
     Opening a pipe would block until another process writes to it.
     """
+    # O_NONBLOCK: opening a pipe without a writer would otherwise wait before its type can be
+    # checked.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
@@ -38,7 +40,7 @@ def read_regular(path: str | Path, max_bytes: int) -> bytes:
     """Contents of a file; raises `InputFileError` if it cannot be read or is too large."""
     try:
         with open_regular(path) as file:
-            # Asked before memory is taken: a file of one byte may say that it has a terabyte.
+            # The size is checked before memory is allocated: a sparse file may claim a terabyte.
             is_large = os.fstat(file.fileno()).st_size > max_bytes
             content = b"" if is_large else file.read(max_bytes + 1)
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Read TOML files, with errors that say what to change."""
+"""Parse TOML files, with errors that say what to change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from hocket.base.errors import InputFileError
 
 _MAX_SHOWN = 200
-"""Characters of the standard library's parser message that an error repeats."""
+"""Maximum length of the parser's message in an error."""
 
 _MAX_KEYS = 64
 _TEXT = re.compile(rb"\"(?:[^\"\\]|\\.)*\"|'[^']*'")
@@ -31,7 +31,7 @@ def parse_toml(data: bytes, hint: str = "texts need quotes") -> dict[str, Any]:
 
 
 def _refuse_deep_keys(data: bytes) -> None:
-    """Refuse dotted keys of many parts.
+    """Refuse dotted keys with many parts.
 
     The standard library stores every prefix of a key, which takes gigabytes for a key of 100 KB.
     """

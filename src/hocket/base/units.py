@@ -1,7 +1,7 @@
 """Parse and format quantities: sizes, rates, durations, prices.
 
 Inside hocket every quantity is a plain number in base units (bytes, seconds, bytes per second,
-floating-point operations per second); text is parsed on input and formatted on output.
+floating-point operations per second). Text is parsed on input and formatted on output.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ _SECONDS = {
 }
 MOST_BYTES = 2**60
 _MOST = 10**24
-"""Largest value of other quantities, in base units: more would overflow in computations."""
+"""Largest value of other quantities, in base units; larger values would overflow in computations.
+"""
 _QUANTITY = re.compile(
     r"\s*([0-9]{1,30}(?:\.[0-9]{0,30})?(?:[eE][-+]?[0-9]{1,3})?)\s*([A-Za-zµ/]*)\s*\Z"
 )
 
 
 def _split(text: str) -> tuple[Fraction, str]:
-    """The number, exactly, and its unit, so that the result is the float nearest to the text."""
+    """The exact number and its unit; exact, so that the result is the float nearest to the text."""
     match = _QUANTITY.match(text)
     if match is None:
         raise ValueError(f"{text!r} is not a number with a unit")
@@ -38,7 +39,7 @@ def _split(text: str) -> tuple[Fraction, str]:
 
 
 def _scaled(value: Fraction, unit: str, base: str) -> Fraction | None:
-    """The value in ``base``, if ``unit`` is ``base`` with a decimal or binary prefix."""
+    """The value in units of ``base``; None unless ``unit`` is ``base`` with a known prefix."""
     if not unit.endswith(base):
         return None
     prefix = unit[: len(unit) - len(base)]
@@ -92,9 +93,9 @@ def parse_flops(text: str) -> float:
 
 
 def whole_number(text: str, most: int) -> int | None:
-    """The number written in plain digits, if it is at most ``most``; None for all other text.
+    """Value of plain digits if it is at most ``most``; None for all other text.
 
-    Python itself raises an error for thousands of digits.
+    Unlike ``int``, it never raises, also for thousands of digits.
     """
     digits = text.lstrip("0") or text[-1:]
     if not (text.isascii() and text.isdecimal()) or len(digits) > len(str(most)):
@@ -103,7 +104,8 @@ def whole_number(text: str, most: int) -> int | None:
 
 
 def _binary_unit(size_bytes: float) -> tuple[str, int]:
-    """Binary unit in which a size has one to four digits before the point, and its bytes."""
+    """Binary unit in which a size has one to four digits before the point, and its size in
+    bytes."""
     fitting = ((f"{p}B", scale) for p, scale in _BINARY.items() if abs(size_bytes) < 1024 * scale)
     return next(fitting, ("PiB", 2**50))
 
@@ -115,8 +117,7 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_apart(size_bytes: int, other_bytes: int) -> tuple[str, str]:
-    """Format two different sizes as different texts, in exact bytes if they would otherwise be
-    equal."""
+    """Format two sizes; in exact bytes if different sizes would give equal texts."""
     texts = format_bytes(size_bytes), format_bytes(other_bytes)
     if texts[0] == texts[1] and size_bytes != other_bytes:
         return f"{size_bytes:,} B", f"{other_bytes:,} B"
@@ -124,8 +125,9 @@ def format_apart(size_bytes: int, other_bytes: int) -> tuple[str, str]:
 
 
 def typed_bytes(size_bytes: int) -> str:
-    """A size as a user would type it, rounded up by at most a tenth of a unit: ``'99.3MiB'``."""
+    """A size as a user would type it, rounded up to a tenth of its unit: ``'99.3MiB'``."""
     unit, scale = _binary_unit(size_bytes)
+    # Rounded up, so that a budget typed from this text is never too small.
     tenths = -(-10 * size_bytes // scale)
     return f"{tenths // 10}{unit}" if tenths % 10 == 0 else f"{tenths / 10}{unit}"
 
@@ -164,8 +166,7 @@ def format_rate(rate: float, unit: str) -> str:
 
 
 def format_count(value: float) -> str:
-    """Format a number with three significant digits, never in powers of ten: ``'6,240'``,
-    ``'9.54'``."""
+    """Format with three significant digits, never in powers of ten: ``'6,240'``, ``'9.54'``."""
     if abs(value) >= 1000:
         size = 10 ** (math.floor(math.log10(abs(value))) - 2)
         return f"{round(value / size) * size:,}"

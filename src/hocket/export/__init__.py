@@ -1,4 +1,4 @@
-"""Write a parallel plan for other training programs; refuse what they cannot express."""
+"""Write a parallel plan for other training programs; refuse plans that they cannot express."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ TARGETS = ("megatron", "torchtitan", "deepspeed", "torch")
 
 
 def export_plan(plan: TransformerPlan, target: str) -> dict[str, str]:
-    """Files for a training program by name; raises `UsageError` if it cannot express the plan."""
+    """Files for a training program by name; raises `UsageError` if the program cannot express the
+    plan.
+    """
     from hocket.export.deepspeed import deepspeed_files
     from hocket.export.megatron import megatron_files
     from hocket.export.torch import torch_files
@@ -29,6 +31,7 @@ def export_plan(plan: TransformerPlan, target: str) -> dict[str, str]:
     }
     if target not in writers:
         raise unknown_name("export target", target, writers)
+    # An invalid schedule must not leave hocket, because other programs would deadlock on it.
     verify_schedule(plan.schedule)
     if target != "torchtitan" and 1 < shard_ranks(plan) < plan.config.data:
         raise cannot(

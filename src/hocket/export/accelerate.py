@@ -1,8 +1,8 @@
-"""A placement as a ``device_map`` of Hugging Face Accelerate: modules to devices.
+"""Export a placement as a ``device_map`` of Hugging Face Accelerate, which maps modules to devices.
 
-Accelerate moves whole modules, and their gradients follow. A module goes where the plan keeps its
-parameters, or where it spends most of its time where it has none; what the plan does elsewhere is
-counted and reported, since a map cannot express it.
+Accelerate moves whole modules, and their gradients follow. A module goes to the device of its
+parameters, or, without parameters, to the device that runs most of its time. Time that the plan
+spends on other devices is measured and reported, because a device map cannot express it.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ from hocket.simulate import owner_devices
 
 @dataclass(frozen=True)
 class DeviceMap:
-    """Device map for Accelerate, and the share of the plan that it cannot express."""
+    """Device map for Accelerate, and the fraction of the plan that it cannot express."""
 
     device_of: dict[str, int | str]
-    """Module to the number of an accelerator, or ``"cpu"``; the empty name is the whole model."""
+    """Module path to the number of an accelerator or ``"cpu"``; an empty path means the whole
+    model.
+    """
     elsewhere_share: float
-    """Part of the computing time that the plan spends on another device than the module's."""
+    """Fraction of the computing time that the plan spends on another device than the module's."""
 
     @property
     def files(self) -> dict[str, str]:
-        """The map as a file by name."""
+        """The map as the content of a file, by file name."""
         return {"device_map.json": json.dumps(self.device_of, indent=1) + "\n"}
 
 
 def device_map(problem: Problem, plan: Plan) -> DeviceMap:
-    """The map of a placement; raises `UsageError` where the graph names no modules."""
+    """Device map of a placement; raises `UsageError` if the graph names no modules."""
     graph, costs = problem.graph, problem.costs
     if plan.device_of is None or not len(graph.modules):
         raise UsageError(
@@ -52,6 +54,7 @@ def device_map(problem: Problem, plan: Plan) -> DeviceMap:
     for module, path in enumerate(graph.modules):
         if path and spent[module].any():
             device_of[path] = int(np.argmax(held.get(path, spent[module])))
+    # Parameters decide even if the module has no ops: Accelerate needs an entry for each.
     device_of |= {path: int(np.argmax(sizes)) for path, sizes in held.items()}
     inside = [device_of.get(path, -1) for path in graph.modules]
     own = np.array([spent[module, device] for module, device in enumerate(inside) if device >= 0])
@@ -63,7 +66,7 @@ def device_map(problem: Problem, plan: Plan) -> DeviceMap:
 
 
 def _held_bytes(problem: Problem, plan: Plan) -> dict[str, FloatArray]:
-    """Per module with parameters or buffers of its own, their bytes on each device."""
+    """Bytes on each device of every module that directly owns parameters or buffers."""
     graph = problem.graph
     assert plan.device_of is not None
     devices = owner_devices(graph, plan.device_of)
@@ -77,7 +80,8 @@ def _held_bytes(problem: Problem, plan: Plan) -> dict[str, FloatArray]:
 
 
 def _collapsed(device_of: dict[str, int]) -> Iterator[tuple[str, int]]:
-    """Fewest entries of the same device map: a module stands for all modules inside it."""
+    """Yield the fewest entries of an equal device map: a module stands for all modules inside
+    it."""
     inside: dict[str, set[int]] = {}
     for path, device in device_of.items():
         for end in _prefixes(path):
@@ -91,14 +95,15 @@ def _collapsed(device_of: dict[str, int]) -> Iterator[tuple[str, int]]:
 
 
 def _prefixes(path: str) -> Iterator[str]:
-    """The module and those around it, outermost first."""
+    """The path of a module and of all modules around it, outermost first."""
     parts = path.split(".") if path else []
     for count in range(len(parts) + 1):
         yield ".".join(parts[:count])
 
 
 def _names(problem: Problem) -> list[int | str]:
-    """Accelerators by number, as PyTorch counts them, and the CPU by name."""
+    """Name of each device for Accelerate: numbers of accelerators in PyTorch's order, or
+    ``cpu``."""
     names: list[int | str] = []
     for device in problem.cluster.devices:
         count = sum(isinstance(name, int) for name in names)

@@ -1,4 +1,4 @@
-"""Shared code of the exports: refusals, and how ranks lie on machines."""
+"""Shared code of the exports: refusals, placement of ranks on machines, launch commands."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _LONGEST_NAME = 80
 
 
 def cannot(plan: TransformerPlan, program: str, what: str, instead: str) -> UsageError:
-    """The error for a part of a plan that a program cannot express."""
+    """Error for a part of a plan that a program cannot express."""
     return UsageError(f"{program} {what}", hint=instead, where=str_of(plan.config))
 
 
 def refuse_for_torch(plan: TransformerPlan) -> None:
-    """Refuse what PyTorch's own engines cannot do, or do wrongly without an error."""
+    """Refuse plans that PyTorch's engines cannot run, or run with wrong gradients and no error."""
     refuse_plan(plan)
     config = plan.config
     if config.shares is not None:
@@ -26,7 +26,7 @@ def refuse_for_torch(plan: TransformerPlan) -> None:
             plan, "an exported script", "splits batches evenly",
             "train with unequal batches in your own loop: hocket launch plan.json train.py",
         )  # fmt: skip
-    # Seen at small size against one device, torch 2.13.
+    # Observed at small size in comparison with one device, with PyTorch 2.13.
     if config.zero == 3 and plan.schedule.splits_backward and config.data > 1:
         raise cannot(
             plan, "FSDP2 that reshards after each forward (ZeRO 3)",
@@ -37,7 +37,7 @@ def refuse_for_torch(plan: TransformerPlan) -> None:
 
 
 def refuse_dtype(plan: TransformerPlan, program: str) -> None:
-    """Refuse arithmetic for which losses or products would have to be scaled."""
+    """Refuse dtypes that need scaled losses or scaled products."""
     if plan.dtype not in TRAINED_DTYPES:
         raise cannot(
             plan, program, f"is written for {' and '.join(TRAINED_DTYPES)}, not for {plan.dtype}",
@@ -46,14 +46,15 @@ def refuse_dtype(plan: TransformerPlan, program: str) -> None:
 
 
 def shard_ranks(plan: TransformerPlan) -> int:
-    """Replicas that shard weights or state among them: all, fewer in groups (HSDP), or one."""
+    """Number of replicas that shard weights or state: all, fewer in groups (HSDP), or 1 for
+    none."""
     data = plan.config.data
     most = plan.problem.training.software.most_shards
     return 1 if plan.config.zero == 0 else int(min(data, most))
 
 
 def plain(name: str) -> str:
-    """Make a name safe inside comments and strings, because plan files are untrusted."""
+    """Make a name safe in comments and strings of scripts, because plan files are untrusted."""
     return re.sub(r"[^A-Za-z0-9 ._+:/,()-]", "_", name)[:_LONGEST_NAME]
 
 
@@ -63,13 +64,13 @@ def is_even(layers: tuple[int, ...]) -> bool:
 
 
 def is_looped(plan: TransformerPlan) -> bool:
-    """True if stages go round the devices in order, as all programs place them by default."""
+    """True if stages are assigned to devices round-robin, which is the default of all programs."""
     devices: list[int] = plan.schedule.device_of_stage.tolist()
     return devices == [stage % plan.config.pipeline for stage in range(len(devices))]
 
 
 def ranks_per_machine(plan: TransformerPlan) -> int:
-    """Ranks on each machine; raises where machines do not have the same number.
+    """Number of ranks on each machine; raises `UsageError` if machines have different numbers.
 
     Launchers number ranks machine by machine, which is the order of the plan's devices.
     """
@@ -87,7 +88,7 @@ def ranks_per_machine(plan: TransformerPlan) -> int:
 
 
 def launch(plan: TransformerPlan, program: str) -> str:
-    """The command that starts a program on every machine."""
+    """Command that starts a program on every machine."""
     size = ranks_per_machine(plan)
     machines = plan.config.num_devices // size
     where = (

@@ -1,7 +1,7 @@
-"""Export to DeepSpeed: its JSON file, and the settings that belong in code.
+"""Export to DeepSpeed: a JSON configuration, and Python for settings that DeepSpeed takes in code.
 
-Keys follow DeepSpeed's configuration reference. The pipeline degree and recomputation are code
-there, so they are written as code, not left out.
+Keys follow DeepSpeed's configuration reference. DeepSpeed configures the pipeline degree and
+recomputation in code, so they are exported as a module.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DTYPES: dict[str, dict[str, Any]] = {
 
 
 def deepspeed_files(plan: TransformerPlan) -> dict[str, str]:
-    """The configuration, and a module for the parts that are code."""
+    """Files of the export by name: the configuration, and a module for settings in code."""
     _refuse(plan)
     files = {"deepspeed.json": json.dumps(deepspeed_config(plan), indent=2) + "\n"}
     if plan.config.pipeline > 1:
@@ -92,7 +92,7 @@ def _refuse(plan: TransformerPlan) -> None:
 
 
 def deepspeed_config(plan: TransformerPlan) -> dict[str, Any]:
-    """The JSON file's content."""
+    """Content of the JSON configuration."""
     parallel = plan.config
     config: dict[str, Any] = {
         "train_batch_size": parallel.global_batch,

@@ -1,8 +1,9 @@
-"""Megatron-LM: the flags of ``pretrain_gpt.py``.
+"""Export to Megatron-LM: the flags of ``pretrain_gpt.py`` in a shell script.
 
-Flag names follow ``megatron/training/arguments.py`` of core 0.13 and later. Ranks count tensor,
-context, data, pipeline, as in plans. Uneven stages become ``--decoder-first/last-pipeline-num-
-layers`` where only the ends differ, else ``--pipeline-model-parallel-layout``.
+Flag names follow ``megatron/training/arguments.py`` of core 0.13 and later. Ranks are numbered in
+the order tensor, context, data, pipeline, as in plans. Uneven stages become
+``--decoder-first/last-pipeline-num-layers`` if only the ends differ, else
+``--pipeline-model-parallel-layout``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hocket.transformer import Transformer
 _NAME = "Megatron-LM"
 _OWN_SCHEDULES = ("1f1b", "interleaved")
 Flags = dict[str, str | None]
-"""Values by flag; None for a flag without one."""
+"""Value of each flag; None for a flag without a value."""
 
 _DTYPE_FLAGS: dict[str, Flags] = {
     "float16": {"--fp16": None},
@@ -28,7 +29,8 @@ _DTYPE_FLAGS: dict[str, Flags] = {
 
 
 def megatron_files(plan: TransformerPlan) -> dict[str, str]:
-    """One shell script with all flags; data, tokenizer and learning rate are the user's."""
+    """A shell script with all flags that the plan decides; data and learning rate are the
+    user's."""
     flags = megatron_flags(plan)
     lines = [
         f"  {name}" if value is None else f"  {name} {shlex.quote(value)}"
@@ -42,7 +44,8 @@ def megatron_files(plan: TransformerPlan) -> dict[str, str]:
             "# Run it in the folder of Megatron-LM and add data, tokenizer and learning rate:",
             "#   ./megatron.sh --data-path … --tokenizer-type … --lr … --train-iters …",
             "set -euo pipefail",
-            # Kernels must wait for communication in order, but under FSDP they must not.
+            # Without FSDP Megatron relies on one hardware queue, so that communication kernels
+            # start in launch order. Its FSDP needs several queues to overlap.
             *([] if "--use-megatron-fsdp" in flags else ["export CUDA_DEVICE_MAX_CONNECTIONS=1"]),
             "PLAN=(",
             *lines,
@@ -109,6 +112,8 @@ def _model_flags(model: Transformer) -> Flags:
         "--max-position-embeddings": str(model.sequence),
         "--vocab-size": str(model.vocabulary),
         "--position-embedding-type": "learned_absolute" if model.learned_positions else "rope",
+        # Biases mark the GPT family, which uses LayerNorm; models without biases use RMSNorm, as
+        # Llama does.
         "--normalization": "LayerNorm" if model.biases else "RMSNorm",
     }
     if model.kv_heads != model.heads:
@@ -170,7 +175,8 @@ def _degree_flags(plan: TransformerPlan) -> Flags:
         flags["--expert-model-parallel-size"] = str(config.expert)
         replicas = config.data * config.context
         if config.expert > replicas:
-            # Some of the tensor-parallel ranks hold other experts, so fewer share each matrix.
+            # With more expert ranks than replicas, some tensor-parallel ranks hold other experts,
+            # so fewer of them share each matrix.
             flags["--expert-tensor-parallel-size"] = str(config.tensor * replicas // config.expert)
     if config.sequence_parallel:
         flags["--sequence-parallel"] = None
@@ -178,7 +184,7 @@ def _degree_flags(plan: TransformerPlan) -> Flags:
 
 
 def _stage_flags(plan: TransformerPlan) -> Flags:
-    """Assignment of layers to stages."""
+    """Flags that assign layers to stages."""
     config, layers = plan.config, plan.config.stage_layers(plan.model.layers)
     if config.pipeline == 1:
         return {}
@@ -187,7 +193,7 @@ def _stage_flags(plan: TransformerPlan) -> Flags:
             return {}
         return {"--num-virtual-stages-per-pipeline-rank": str(config.chunks)}
     middle = layers[1:-1]
-    # Megatron takes these flags only where both ends have layers.
+    # Megatron accepts these flags only if both ends have layers.
     if config.chunks == 1 and middle and is_even(middle) and layers[0] and layers[-1]:
         return {
             "--decoder-first-pipeline-num-layers": str(layers[0]),
@@ -197,7 +203,9 @@ def _stage_flags(plan: TransformerPlan) -> Flags:
 
 
 def pipeline_layout(layers: tuple[int, ...]) -> str:
-    """Stages in Megatron's notation: ``E`` embedding, ``t`` a layer, ``L`` loss, ``|`` between."""
+    """Stages in Megatron's notation: ``E`` embedding, ``t`` a layer, ``L`` loss, ``|`` a stage
+    boundary.
+    """
     stages = ["t" * count for count in layers]
     stages[0] = "E" + stages[0]
     stages[-1] += "L"
@@ -213,7 +221,8 @@ def _data_flags(plan: TransformerPlan) -> Flags:
     zero = plan.config.zero
     if plan.config.data * plan.config.context == 1:
         return {}
-    # Predictions for Megatron-Core hide this traffic, which it does only with this flag.
+    # Predictions for Megatron-Core assume overlap of gradient reduction with the backward pass,
+    # which Megatron does only with this flag.
     flags: Flags = {"--overlap-grad-reduce": None}
     if zero == 0:
         return flags

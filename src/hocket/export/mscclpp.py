@@ -1,13 +1,12 @@
-"""Write a planned collective as an execution plan of MSCCL++ (JSON).
+"""Export a planned collective as an execution plan of MSCCL++ (JSON).
 
 Ranks read each other's memory: a signal says that chunks are ready, the other rank waits for it and
 copies (``get``) or adds (``rre``) them. Every tree gets a range of chunks and, on every rank, a
-thread block of its own; each pair of neighbours in a tree has a channel. The sends of a tree are
+thread block of its own. Each pair of neighbours in a tree has a channel. The sends of a tree are
 ordered by level, and a send only waits for sends of lower levels, so no circular wait is possible.
 Shares of the message become whole chunks: exactly if their denominators allow it within a limit,
-otherwise rounded. O(sends).
-
-The tests run written plans in an interpreter, also beside plans that MSCCL++'s own compiler wrote.
+otherwise rounded. O(sends). Tests run exported plans, and plans of MSCCL++'s own compiler, in an
+interpreter.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 from hocket.plan.sections.communication import Communication, Tree
 
 MAX_CHUNKS = 1024
-"""Chunks of the whole message; MSCCL++ holds a table of them."""
+"""Maximum number of chunks of the message; MSCCL++ allocates a table of them."""
 
 
 def to_mscclpp(section: Communication, *, max_chunks: int = MAX_CHUNKS) -> dict[str, Any]:
@@ -59,7 +58,7 @@ def to_mscclpp(section: Communication, *, max_chunks: int = MAX_CHUNKS) -> dict[
 
 
 class _Gpu:
-    """One rank's part of a plan under construction."""
+    """Part of one rank in a plan under construction."""
 
     def __init__(self, rank: int, buffer: str) -> None:
         self.rank, self.buffer = rank, buffer
@@ -69,7 +68,7 @@ class _Gpu:
         self.blocks: list[dict[str, Any]] = []
 
     def begin_block(self) -> None:
-        """Begin the thread block of the next tree."""
+        """Start the thread block of the next tree."""
         self.blocks.append({"ops": [], "channels": {}, "buffers": {}})
 
     def _channel(self, peer: int) -> int:
@@ -104,7 +103,7 @@ class _Gpu:
         return {"name": name, "channel_ids": [self._channel(peer)], "channel_type": "memory"}
 
     def copy(self, src: tuple[str, int], dst: tuple[str, int], size: int) -> None:
-        """Copy chunks between own buffers."""
+        """Copy chunks between the rank's own buffers."""
         self.blocks[-1]["ops"] += [
             {"name": "nop"},
             {
@@ -115,7 +114,7 @@ class _Gpu:
         ]
 
     def to_data(self, num_input: int, num_output: int) -> dict[str, Any]:
-        """Return the rank's part of the plan."""
+        """The rank's part of the plan as data."""
         blocks = [block for block in self.blocks if block["ops"]]
         return {
             "id": self.rank,
@@ -148,9 +147,11 @@ class _Gpu:
 
 
 def _chunk_ranges(section: Communication, max_chunks: int) -> tuple[list[tuple[int, int]], int]:
-    """Return first chunk and number of chunks of each tree, and the number of all chunks."""
+    """First chunk and number of chunks of each tree, and the total number of chunks."""
     shares = [tree.share for tree in section.trees]
     by_root = section.collective in ("allgather", "reducescatter")
+    # In a gather or scatter each rank owns an equal part of the message, so the number of chunks
+    # must be a multiple of the number of ranks.
     groups = len(section.ranks) if by_root else 1
     total = lcm(*(share.denominator for share in shares), groups)
     if total > max_chunks:
@@ -161,7 +162,8 @@ def _chunk_ranges(section: Communication, max_chunks: int) -> tuple[list[tuple[i
     for group in range(groups):
         members = [n for n, own in enumerate(group_of) if own == group]
         missing = total // groups - sum(counts[n] for n in members)
-        # The chunks of a group add up: the largest remainders are rounded up.
+        # Rounding down loses chunks; the largest remainders get them, so the chunks of a group add
+        # up.
         for n in sorted(members, key=lambda n: (counts[n] - shares[n] * total, n))[:missing]:
             counts[n] += 1
     starts, at = [0] * len(shares), 0
@@ -172,7 +174,9 @@ def _chunk_ranges(section: Communication, max_chunks: int) -> tuple[list[tuple[i
 
 
 def _ordered_sends(tree: Tree) -> list[tuple[str, str, bool]]:
-    """Return source, destination and whether it reduces, for every send of a tree by level."""
+    """Source, destination and kind of every send of a tree (True for a reduction), ordered by
+    level.
+    """
     sends: list[tuple[int, str, str, bool]] = []
     ready: dict[str, int] = defaultdict(int)
     for send in tree.reduce:

@@ -1,7 +1,7 @@
-"""Write NCCL's graph XML (``NCCL_GRAPH_FILE``) for collectives that are rings or chains.
+"""Export rings and chains as NCCL's graph XML (``NCCL_GRAPH_FILE``).
 
-NCCL takes an order of GPUs per channel and closes it to a ring, or uses it as a chain; trees with
-forks it cannot run, so only such schedules are written. Rates are in GB/s per channel.
+NCCL reads an order of GPUs per channel, and closes it to a ring or uses it as a chain. It cannot
+run trees with forks, so schedules with forks are refused. Rates are in GB/s per channel.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ _PATTERN_RING, _PATTERN_CHAIN = 4, 1
 
 
 def to_nccl_graph(section: Communication, cluster: Cluster) -> str:
-    """The graph file; raises `UsageError` for schedules whose trees fork."""
+    """Content of the graph file; raises `UsageError` for schedules whose trees fork."""
     orders: dict[tuple[str, ...], float] = {}
     is_ring = section.algorithm.startswith("ring")
     rate_gbps = float(section.rate_bps(cluster)) / 1e9
     for tree in section.trees:
         order = _order(tree)
         if is_ring:
-            # Every root's share goes around the same ring: one channel, from its first rank.
+            # The shares of all roots use the same ring, so they are one channel that begins at the
+            # first rank.
             at = order.index(section.ranks[0])
             order = order[at:] + order[:at]
         orders[order] = orders.get(order, 0.0) + float(tree.share) * rate_gbps
@@ -46,7 +47,7 @@ def to_nccl_graph(section: Communication, cluster: Cluster) -> str:
 
 
 def _order(tree: Tree) -> tuple[str, ...]:
-    """The ranks of a tree that is a path, from its root."""
+    """Ranks of a tree that is a path, in order from its root; raises `UsageError` for a fork."""
     sends = [(send.src, send.dst) for send in tree.broadcast] or [
         (send.dst, send.src) for send in reversed(tree.reduce)
     ]

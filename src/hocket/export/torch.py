@@ -1,6 +1,7 @@
-"""Plain PyTorch: one script that needs nothing but PyTorch, and the schedule as CSV.
+"""Export to plain PyTorch: one script that needs only PyTorch, and the schedule as CSV.
 
-The script has the model that `hocket run` trains, and a trainer on PyTorch's own engines.
+The script contains the model of `hocket run` and a trainer on PyTorch's own engines, copied from
+the source files of hocket (`_PARTS`).
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ from hocket.planners.parallel.schedules.torch_csv import to_torch_csv
 from hocket.transformer import ParallelConfig
 
 DataKind = Literal["none", "ddp", "reduce-after", "fsdp", "fsdp-reshard"]
-"""Gradient sync of data-parallel ranks: none, DDP, one reduction after the last backward,
-or FSDP2, which may give gathered weights back after each forward."""
+"""Gradient synchronization of data-parallel ranks: none, DDP, one reduction after the last
+backward, or FSDP2, which with ``fsdp-reshard`` releases gathered weights after each forward.
+"""
 
 
 def data_kind(config: ParallelConfig, *, splits_backward: bool) -> DataKind:
-    """Choose how data-parallel ranks of an exported script agree on the right gradients.
+    """Choose the gradient synchronization of an exported script.
 
-    DDP reduces gradients from hooks that a split backward pass does not set off, so there the
-    gradients are reduced after the last backward; the same where tensor-parallel ranks hold parts
-    of matrices, which DDP does not know. ZeRO 1 and 2 keep weights gathered for the whole step:
-    PyTorch's pipelines sum the gradients of microbatches whole and divide them once at the end, so
-    both are the same program.
+    DDP reduces gradients in hooks that a split backward pass does not call, so such gradients are
+    reduced after the last backward. The same holds if tensor-parallel ranks hold shards of
+    matrices, which DDP does not support. ZeRO 1 and 2 keep weights gathered for the whole step.
+    PyTorch's pipelines sum the unsharded gradients of microbatches and divide them once at the end,
+    so ZeRO 1
+    and 2 are the same program.
     """
     if config.data == 1:
         return "none"
@@ -37,10 +40,10 @@ def data_kind(config: ParallelConfig, *, splits_backward: bool) -> DataKind:
 
 
 Imports = dict[str, set[str]]
-"""Names by the module that they come from; whole modules under the empty name."""
+"""Imported names by module; whole modules are listed under the empty name."""
 CSV = "schedule.csv"
 _NOT_NEEDED = ("hocket", "__future__", "numpy", "difflib")
-"""Packages whose imports have no place in the script: ours, and those of parts left out."""
+"""Packages that the script does not import: hocket, and packages of omitted code."""
 _PARTS: tuple[tuple[str, str, Collection[str] | None], ...] = (
     ("hocket.base", "errors.py", ("HocketError", "UsageError", "MissingExtraError", "RunError")),
     ("hocket.transformer", "shape.py", None),
@@ -49,11 +52,11 @@ _PARTS: tuple[tuple[str, str, Collection[str] | None], ...] = (
     ("hocket.runtime", "transformer_model.py", None),
     ("hocket.export", "torch_trainer.py", None),
 )
-"""Packages, files and the names that are taken from them; None takes all."""
+"""Package, file and names of the copied source; None copies all names."""
 
 
 def torch_files(plan: TransformerPlan) -> dict[str, str]:
-    """The script and its schedule; raises where PyTorch cannot run the plan rightly."""
+    """The script and its schedule; raises `UsageError` if PyTorch cannot run the plan correctly."""
     refuse_for_torch(plan)
     refuse_dtype(plan, "the script for PyTorch")
     return {"train.py": _script(plan), CSV: to_torch_csv(plan.schedule)}
@@ -75,7 +78,7 @@ def _script(plan: TransformerPlan) -> str:
 
 
 def _taken(text: str, wanted: Collection[str] | None, imports: Imports) -> str:
-    """The parts of a module; what it imports from elsewhere is added to ``imports``."""
+    """Copy the wanted parts of a module's source; its imports are added to ``imports``."""
     lines = text.splitlines()
     tree = ast.parse(text)
     taken: list[str] = []
@@ -86,6 +89,7 @@ def _taken(text: str, wanted: Collection[str] | None, imports: Imports) -> str:
             continue
         is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if not is_text:
+            # A docstring below an assignment belongs to that assignment and is copied with it.
             keeps_text = wanted is None or bool(set(_names(node)) & set(wanted))
         if keeps_text and not (is_text and position == 0):
             taken.append(_source(lines, node, joins=is_text or not _is_block(node)))
@@ -111,7 +115,7 @@ def _names(node: ast.stmt) -> Iterator[str]:
 
 
 def _note_imports(node: ast.Import | ast.ImportFrom, imports: Imports) -> None:
-    """Add what a module imports from other packages."""
+    """Collect the imports of a module from packages outside hocket."""
     module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
     for name in node.names:
         if (module or name.name).partition(".")[0] not in _NOT_NEEDED:

@@ -60,7 +60,7 @@ class Stage(nn.Module):
         self.head: nn.Module | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Token ids or activations in, activations or logits out."""
+        """Map token ids or activations to activations or logits."""
         if self.embedding is not None:
             x = self.embedding(x)
         for layer in self.layers.values():
@@ -69,21 +69,21 @@ class Stage(nn.Module):
 
 
 Actions = tuple[tuple[tuple[int, str, int], ...], ...]
-"""By pipeline rank: virtual stage, letter and microbatch of each action, in order.
+"""Virtual stage, letter and microbatch of each action, in order, by pipeline rank.
 
-Letters are those of PyTorch's pipelines: F forward, B backward, I and W its halves for inputs and
-weights.
+Letters are those of PyTorch's pipelines: F forward, B backward, I and W the backward for inputs and
+for weights.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """One model trained for some steps with one parallel configuration."""
+    """A model, its parallel configuration and the number of training steps."""
 
     model: Transformer
     config: ParallelConfig
     layers: tuple[int, ...]
-    """Layers of each virtual stage."""
+    """Number of layers of each virtual stage."""
     actions: Actions
     device_of_stage: tuple[int, ...]
     data: DataKind
@@ -94,13 +94,14 @@ class TrainingJob:
 
     @property
     def last_stage(self) -> int:
-        """Number of the virtual stage that computes the loss."""
+        """Index of the virtual stage that computes the loss."""
         return len(self.layers) - 1
 
 
 _OLDEST, _FOLDS_SINCE = (2, 11), (2, 13)
-"""Versions of PyTorch whose pipelines run a schedule from a file, and also one in which a rank has
-two stages in a row: before, it sent activations to itself, and failed."""
+"""Minimum versions of PyTorch: to run a schedule from a file, and to run one in which a rank has
+two consecutive stages. Before the second version a rank sent activations to itself and failed.
+"""
 
 
 def require_pipelining(device_of_stage: Sequence[int]) -> None:
@@ -120,7 +121,7 @@ def make_pipeline(
     stages: Sequence[PipelineStage],
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> Any:
-    """PyTorch's runtime for the stages of one rank, with the order of the job."""
+    """Runtime of PyTorch for the stages of one rank, with the job's order of actions."""
     runtime: Any = schedules._PipelineScheduleRuntime(  # type: ignore[no-untyped-call]
         list(stages), n_microbatches=job.config.num_microbatches, loss_fn=loss
     )
@@ -134,7 +135,7 @@ def make_pipeline(
 
 
 def boundary_shapes(job: TrainingJob, stage: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return input and output of a stage for one microbatch as meta tensors."""
+    """Input and output of a stage for one microbatch, as meta tensors."""
     model, config = job.model, job.config
     parts = config.tensor if config.sequence_parallel else 1
 
@@ -164,7 +165,7 @@ def shard_over_tensor_ranks(
     if isinstance(module, Embedding):
         plan = _EMBEDDING
         if sequence_parallel:
-            # Positions are added to the whole sequence, which is split after that.
+            # Positions are added to the whole sequence, which may be split only after that.
             parallelize_module(module, mesh, _SPLIT, src_data_rank=None)
     else:
         plan = (_block if isinstance(module, TransformerBlock) else _head)(sequence_parallel)
@@ -209,21 +210,21 @@ def _head(sequence_parallel: bool) -> dict[str, ParallelStyle]:
 
 
 def shard_part(module: nn.Module, mesh: DeviceMesh, data: DataKind) -> nn.Module:
-    """Shard one part of a stage where weights are sharded, else leave it."""
+    """Shard one part of a stage if weights are sharded; otherwise return it unchanged."""
     if data.startswith("fsdp"):
         fully_shard(module, mesh=mesh, reshard_after_forward=data == "fsdp-reshard")
     return module
 
 
 def wrap_stage(stage: nn.Module, mesh: DeviceMesh, data: DataKind) -> nn.Module:
-    """The stage as the pipeline sees it."""
+    """Wrap a stage in DDP or FSDP2, as the pipeline runs it."""
     if data == "ddp":
         return DistributedDataParallel(stage, process_group=mesh.get_group())
     return shard_part(stage, mesh, data)
 
 
 def reduce_gradients(parameters: Iterable[nn.Parameter], mesh: DeviceMesh) -> None:
-    """Average gradients, which have one type, over the data-parallel ranks in one message."""
+    """Average gradients, which share one dtype, over the data-parallel ranks in one all-reduce."""
     gradients = [local(p.grad) for p in parameters if p.grad is not None]
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     dist.all_reduce(flat, group=mesh.get_group())
@@ -234,7 +235,9 @@ def reduce_gradients(parameters: Iterable[nn.Parameter], mesh: DeviceMesh) -> No
 
 
 def settle_gradients(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Lay gradients out as their parameters are; autograd leaves some whole and some as sums."""
+    """Redistribute gradients to the placements of their parameters; autograd may leave partial
+    sums.
+    """
     for name, parameter in parameters:
         gradient = parameter.grad
         if gradient is None:
@@ -244,12 +247,12 @@ def settle_gradients(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor, which shares its memory."""
+    """Local shard of a tensor; it shares the tensor's memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class Trainer:
-    """One rank of a job."""
+    """Trainer of one rank of a job."""
 
     def __init__(self, job: TrainingJob, device: torch.device) -> None:
         config = job.config
@@ -272,7 +275,9 @@ class Trainer:
         self._optimizer = new_optimizer(self._weights(), job.learning_rate)
 
     def step(self, number: int) -> float | None:
-        """Train one step with all other ranks; the loss where this rank has the last stage."""
+        """Train one step with all other ranks; return the loss on ranks with the last stage, else
+        None.
+        """
         ids, targets = self._batch(number)
         self._optimizer.zero_grad()
         losses: list[torch.Tensor] = []
@@ -280,6 +285,8 @@ class Trainer:
         settle_gradients(self._parameters())
         if self.job.data == "reduce-after":
             reduce_gradients(self._weights(), self.mesh["dp"])
+        # After the reduction, so that both copies of a tied embedding add gradients of the whole
+        # batch.
         self._sum_tied()
         loss = self._mean_loss(losses)
         self._optimizer.step()
@@ -288,7 +295,7 @@ class Trainer:
     # ── building ─────────────────────────────────────────────────────────────────────────────
 
     def _build(self, number: int) -> nn.Module:
-        """Build a virtual stage with its first values, each of its parts sharded."""
+        """Build a virtual stage with initial weights; each of its parts is sharded at once."""
         job, stage = self.job, Stage()
         if number == 0:
             stage.embedding = self._part("embedding", lambda: Embedding(job.model))
@@ -303,6 +310,8 @@ class Trainer:
 
     def _part(self, name: str, make: Callable[[], nn.Module]) -> nn.Module:
         job, config = self.job, self.job.config
+        # Built on the meta device, then filled part by part, so that a rank never holds the whole
+        # model.
         with torch.device("meta"):
             module = make()
         module = module.to_empty(device=self.device).to(getattr(torch, job.dtype))
@@ -331,7 +340,7 @@ class Trainer:
     # ── a step ───────────────────────────────────────────────────────────────────────────────
 
     def _batch(self, number: int) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
-        """The input of the first stage and the target of the last, where this rank has them."""
+        """Input of the first stage and target of the last stage; empty and None on other ranks."""
         share = self.job.config.global_batch // self.job.config.data
         sequences = range(self.data_rank * share, (self.data_rank + 1) * share)
         ids, targets = token_batch(self.job.model, sequences, seed=self.job.seed, step=number)
@@ -352,7 +361,7 @@ class Trainer:
         return float(mean) / self.job.config.data
 
     def _sum_tied(self) -> None:
-        """Give both copies of a tied embedding the sum of their gradients."""
+        """Add the gradients of both copies of a tied embedding, and give each copy the sum."""
         if not self.job.model.tied_embeddings:
             return
         copies = [p for name, p in self._parameters() if name in TIED]
@@ -366,7 +375,7 @@ class Trainer:
             gradients[0] += self._exchanged(gradients[0], other)
 
     def _exchanged(self, tensor: torch.Tensor, pipeline_rank: int) -> torch.Tensor:
-        """The tensor of the same kind that another pipeline rank has."""
+        """Exchange equal-sized tensors with another pipeline rank; return the received one."""
         group = self.mesh["pp"].get_group()
         peer = dist.get_global_rank(group, pipeline_rank)
         arrived = torch.empty_like(tensor)
@@ -382,7 +391,7 @@ class Trainer:
 
 
 def new_optimizer(parameters: list[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
-    """AdamW; parameters of one mesh form a group, since PyTorch updates a group in one call."""
+    """AdamW with one parameter group per mesh, because PyTorch updates a group in one call."""
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
         mesh: DeviceMesh | None = parameter.device_mesh if isinstance(parameter, DTensor) else None
@@ -393,7 +402,7 @@ def new_optimizer(parameters: list[nn.Parameter], learning_rate: float) -> torch
 
 
 def train(job: TrainingJob) -> None:
-    """Train with made-up text and write the loss of every step."""
+    """Train with synthetic text and print the loss of every step."""
     given = _arguments()
     require_pipelining(job.device_of_stage)
     device = _join()
@@ -412,7 +421,7 @@ def train(job: TrainingJob) -> None:
 
 
 def read_actions(path: Path) -> Actions:
-    """Stage, letter and microbatch of each action of each pipeline rank, from a CSV file."""
+    """Read stage, letter and microbatch of each action of each pipeline rank from a CSV file."""
     with path.open(newline="") as file:
         return tuple(tuple(_action(cell) for cell in row) for row in csv.reader(file))
 
@@ -431,7 +440,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _join() -> torch.device:
-    """Join the other processes of torchrun; this one's device."""
+    """Join the process group of torchrun; return this process's device."""
     if not torch.cuda.is_available():
         dist.init_process_group("gloo")
         return torch.device("cpu")

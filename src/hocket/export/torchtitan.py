@@ -1,7 +1,8 @@
-"""torchtitan: a Python function that returns its ``Trainer.Config``, and the schedule as CSV.
+"""Export to torchtitan: a Python function that returns its ``Trainer.Config``, and the schedule as
+CSV.
 
-Field names follow ``ParallelismConfig`` of 2026. The schedule always goes by CSV, so it is the
-planned one to the last action; its name there only says how stages lie on ranks.
+Field names follow ``ParallelismConfig`` of 2026. The schedule is always exported as CSV, so it is
+exactly the planned one; its name in the configuration only selects how stages are placed on ranks.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from hocket.planners.parallel.schedules.torch_csv import to_torch_csv
 
 _NAME = "torchtitan"
 _KNOWN = {"llama3-8b": "llama3_8b", "llama3-70b": "llama3_70b", "llama3-405b": "llama3_405b"}
-"""Models of torchtitan by our names for them."""
+"""Names of torchtitan's models, by hocket's names for them."""
 CSV = "schedule.csv"
 
 
 def torchtitan_files(plan: TransformerPlan) -> dict[str, str]:
-    """A module with the configuration, and the schedule where there is a pipeline."""
+    """A module with the configuration, and the schedule if there is a pipeline."""
     _refuse(plan)
     files = {"hocket_plan.py": _module(plan)}
     if plan.config.pipeline > 1:
@@ -64,14 +65,14 @@ def _refuse(plan: TransformerPlan) -> None:
 
 
 def _is_folded(plan: TransformerPlan) -> bool:
-    """True if the second half of the stages goes back over the devices."""
+    """True if the second half of the stages visits the devices in reverse order (a V)."""
     devices: list[int] = plan.schedule.device_of_stage.tolist()
     there = list(range(plan.config.pipeline))
     return devices == there + there[::-1]
 
 
 def parallelism_fields(plan: TransformerPlan) -> dict[str, Any]:
-    """Values of ``ParallelismConfig``."""
+    """Values of the fields of ``ParallelismConfig``."""
     config = plan.config
     shards = shard_ranks(plan)
     fields: dict[str, Any] = {
@@ -112,7 +113,8 @@ def _module_names(plan: TransformerPlan) -> list[list[str]]:
 
 def _training_fields(plan: TransformerPlan) -> dict[str, Any]:
     config = plan.config
-    # Without a pipeline torchtitan repeats local batches until the global one is done.
+    # With a pipeline, torchtitan's local batch is all microbatches of a rank. Without one it is a
+    # single microbatch, which torchtitan repeats until the global batch is complete.
     rounds = config.num_microbatches if config.pipeline > 1 else 1
     return {
         "local_batch_size": config.microbatch * rounds,

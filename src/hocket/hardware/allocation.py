@@ -1,4 +1,4 @@
-"""Rounding of tensor sizes by PyTorch's GPU allocator."""
+"""Rounding of tensor sizes by PyTorch's CUDA allocator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TypeVar
 from hocket.base.arrays import LongArray
 
 ALIGNMENT_BYTES = 512
-"""Unit of allocated sizes; tensors that share a buffer start at its multiples too."""
+"""Allocation unit of PyTorch's allocator; tensors that share a buffer are aligned to it too."""
 Sizes = TypeVar("Sizes", int, LongArray)
 
 

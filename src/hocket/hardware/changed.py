@@ -1,7 +1,7 @@
 """Change a cluster: ``+1xrtx4090`` adds devices, ``-titanx`` removes some, ``4xl4`` replaces all.
 
-Added devices go into the first host, each on the usual PCIe link of its kind. Removed devices are
-named by their name, or by a count and a kind; the last ones of a kind are removed first.
+Added devices are placed in the first host, each on the usual PCIe link of its type. Devices to
+remove are given by name, or by a count and a type; the last ones of a type are removed first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _COUNT_AND_NAME = re.compile(r"(?:([0-9]{1,9})x)?(.+)")
 
 
 def changed_cluster(cluster: Cluster, change: str) -> Cluster:
-    """The cluster after a change; raises `UsageError` for an impossible one."""
+    """The cluster after a change; raises `UsageError` for an impossible change."""
     text = change.strip()
     if text.startswith("+"):
         return _with(cluster, text)
@@ -46,6 +46,7 @@ def _with(cluster: Cluster, change: str) -> Cluster:
         names[device.name] = f"new{number}"
         taken.add(f"new{number}")
     names[added.hosts[0]] = host
+    # The cluster's own device type of that name wins: it may carry measured figures.
     known = {kind.name: kind for kind in cluster.kinds}
     devices = tuple(
         replace(d, name=names[d.name], host=host, kind=known.get(d.kind.name, d.kind))

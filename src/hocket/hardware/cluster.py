@@ -1,6 +1,6 @@
 """The Cluster: devices, hosts, switches and links as small frozen values.
 
-Devices compute and hold memory. Links join places: devices, hosts and switches. Devices never
+Devices compute and hold memory. Links connect places: devices, hosts and switches. Devices never
 forward traffic for others; hosts and switches do. A link with more than two ends is a shared bus.
 """
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 Duplex = Literal["full", "half", "one-way"]
 
 UNSTATED_HOST_UPDATE_BPS = 80e9
-"""Rate of 16 cores of an H200's host in PyTorch's fused AdamW; 136e9 on a second such machine."""
+"""Bytes per second of 16 cores of an H200's host in PyTorch's fused AdamW. A second such machine
+reached 136e9.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,15 +35,18 @@ class DeviceKind:
     name: str
     memory_bytes: int
     headroom_bytes: int = 0
-    """Bytes that no plan may fill: the CUDA context, library workspaces and fragmentation."""
+    """Bytes that no plan may use: the CUDA context, library workspaces and fragmentation."""
     peak_flops: Mapping[str, float]
-    """Arithmetic type (see `hocket.graph.DTYPES`, plus ``tf32``) to operations per second."""
+    """Operations per second by dtype (see `hocket.graph.DTYPES`, plus ``tf32``)."""
     memory_bandwidth_bps: float
     launch_s: float = 0.0
-    """Launch floor: the shortest time that any op occupies the device."""
+    """Shortest time that any op occupies the device."""
     dispatch_s: float = 0.0
-    """Mean time of the host to dispatch an op of a small transformer block, forward and backward;
-    measured by ``hocket detect``, 0 if not measured."""
+    """Mean time in which the host dispatches one op of a small transformer block, forward and
+    backward.
+
+    Measured by ``hocket detect``; 0 if not measured.
+    """
     price_per_hour: float = 0.0
     """US dollars for one device for one hour; 0 if unknown."""
     is_cpu: bool = False
@@ -61,7 +66,7 @@ class Device:
     kind: DeviceKind
     host: str
     memory_bytes: int
-    """Memory of this device, which may be less than that of its kind."""
+    """Memory of this device, which may be less than that of its type."""
 
     @property
     def usable_bytes(self) -> int:
@@ -75,10 +80,11 @@ class Link:
 
     name: str
     ends: tuple[str, ...]
-    """Names of devices, hosts or switches; more than two make a shared bus."""
+    """Names of devices, hosts or switches; more than two ends make a shared bus."""
     bandwidth_bps: float
-    """Bytes per second: in each direction (full duplex), in all directions together (half duplex,
-    bus), or from the first end to the second only (one-way)."""
+    """Bytes per second. Full duplex: in each direction. Half duplex or bus: in all directions
+    together. One-way: from the first end to the second.
+    """
     latency_s: float
     duplex: Duplex = "full"
 
@@ -103,12 +109,13 @@ class Cluster:
     switches: tuple[str, ...] = ()
     links: tuple[Link, ...] = ()
     host_update_bps: float = UNSTATED_HOST_UPDATE_BPS
-    """Bytes per second that all CPU cores of a host read and write in an optimizer update of
-    parameters in host memory."""
+    """Bytes per second that all CPU cores of a host read and write while they update optimizer
+    state in host memory.
+    """
     uses_stated_times: bool = False
     """True if transfer times come from the graph's file instead of the links."""
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """Free notes without effect."""
+    """Free notes without effect on plans."""
 
     def __post_init__(self) -> None:
         known: dict[str, DeviceKind] = {}
@@ -172,7 +179,7 @@ class Cluster:
 
     @cached_property
     def content_hash(self) -> str:
-        """SHA-256 of everything that can change a plan; sources and notes are left out."""
+        """SHA-256 of everything that can change a plan; sources and notes are excluded."""
         content = {
             "name": self.name,
             "uses_stated_times": self.uses_stated_times,
@@ -185,7 +192,8 @@ class Cluster:
                 for x in self.links
             ],
         }
-        # Left out by default, so that stating the default explicitly keeps the hash.
+        # The default is excluded, so that a file that states the default explicitly has the same
+        # hash.
         if self.host_update_bps != UNSTATED_HOST_UPDATE_BPS:
             content["host_update_bps"] = float(self.host_update_bps)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -200,7 +208,9 @@ class Cluster:
         )
 
     def with_headroom(self, headroom_bytes: int) -> Cluster:
-        """The cluster with the same headroom on every device."""
+        """The cluster with the same headroom on every device; raises `UsageError` if a device is
+        smaller.
+        """
         least = min(device.memory_bytes for device in self.devices)
         if not 0 <= headroom_bytes < least:
             raise UsageError(
@@ -226,7 +236,7 @@ class Cluster:
 
 
 def _kind_content(kind: DeviceKind) -> tuple[object, ...]:
-    # Equal ints and floats must hash alike: files give floats, code often gives ints.
+    # Equal ints and floats must have equal hashes: files contain floats, code often passes ints.
     return (
         kind.name,
         int(kind.memory_bytes),
@@ -235,7 +245,8 @@ def _kind_content(kind: DeviceKind) -> tuple[object, ...]:
         float(kind.launch_s),
         float(kind.price_per_hour),
         kind.is_cpu,
-        # Left out by default, so that stating the default explicitly keeps the hash.
+        # The default is excluded, so that a file that states the default explicitly has the same
+        # hash.
         *((int(kind.headroom_bytes),) if kind.headroom_bytes else ()),
         *((("dispatch", float(kind.dispatch_s)),) if kind.dispatch_s else ()),
     )

@@ -1,9 +1,9 @@
 """Detect the Cluster of this machine: its NVIDIA GPUs and their links, or else its CPU.
 
-``nvidia-smi`` lists the GPUs; known models have the figures of the presets. A CPU is timed with
-numpy for under a second, and if it is split into several devices, a connection between two
-processes is timed too. On machines with GPUs the CPU is no device, but its optimizer updates are
-timed.
+``nvidia-smi`` lists the GPUs; known models get the figures of the presets. Without GPUs the CPU is
+timed with numpy for less than a second. If the CPU is split into several devices, a connection
+between two processes is timed too. On machines with GPUs the CPU is no device, but the rate of
+optimizer updates on the CPU is measured.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from hocket.processes.start import start_module
 # other programs only lengthen round trips.
 
 GLOO_MESSAGE_S = 50e-6
-"""Overhead of gloo per message, which passes through a thread of its own: 66 us instead of 16 us of
-a plain connection, both measured with PyTorch 2.13 on two cores."""
+"""Overhead of gloo per message, in which gloo's own thread adds latency: 66 us in total, in
+contrast to 16 us of a plain connection. Both were measured with PyTorch 2.13 on two cores.
+"""
 LARGE_BYTES = 8 * 10**6
 TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
 class Loopback:
-    """One direction between two processes."""
+    """Bandwidth and message overhead of one direction between two processes."""
 
     bandwidth_bps: float
     message_s: float
@@ -69,12 +70,13 @@ def _measure_echo(server: socket.socket) -> Loopback:
     link, _ = server.accept()
     with link:
         link.settimeout(TIMEOUT_S)
+        # Nagle's algorithm would delay the one-byte messages.
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         data = memoryview(bytearray(LARGE_BYTES))
         message_s = _one_direction_s(link, data[:1], 100)
         large_s = _one_direction_s(link, data, 8)
     bandwidth_bps = LARGE_BYTES / max(large_s - message_s, 1e-9)
-    # Two digits: the rest is noise, and equal figures on two runs give equal plans.
+    # More than two digits are noise, and equal figures in two runs give equal plans.
     return Loopback(float(f"{bandwidth_bps:.2g}"), float(f"{message_s + GLOO_MESSAGE_S:.2g}"))
 
 
@@ -98,16 +100,17 @@ NAME = "this-machine"
 
 _QUERY = ("name", "memory.total", "pcie.link.gen.max", "pcie.link.width.max")
 _UNKNOWN_NVLINKS = (18, 25e9)
-"""NVLinks of a GPU whose preset states none, and bytes per second of one in each direction."""
+"""Number of NVLinks, and bytes per second of one per direction, for a GPU whose preset states none.
+"""
 _LANE_BPS: Mapping[int, float] = {1: 1.875e8, 2: 3.75e8, 3: 7.5e8, 4: 1.5e9, 5: 3e9, 6: 6e9}
-"""Bytes per second of one PCIe lane in one direction, by generation, as NCCL rates it."""
+"""Bytes per second of one PCIe lane in one direction, by PCIe generation, in NCCL's model."""
 PROCESS_BYTES = 300_000_000
 """Host memory of a process that has imported PyTorch and holds no tensors."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One line of the output of nvidia-smi."""
+    """One GPU in the output of nvidia-smi."""
 
     model: str
     memory_bytes: int
@@ -125,7 +128,7 @@ class Gpu:
 
     @property
     def kind(self) -> str:
-        """Name of the preset, or else of the model, in lower case with hyphens."""
+        """Name of the preset, or else the GPU's model name in lower case with hyphens."""
         slug = re.sub(r"[^a-z0-9]+", "-", self.model.lower()).strip("-")
         return self.preset or slug or "gpu"
 
@@ -136,7 +139,7 @@ def detect(processes: int = 1) -> Cluster:
     With several ``processes`` the CPU becomes as many devices, which share its cores and memory and
     communicate over loopback.
     """
-    # Several processes are for the CPU alone: each GPU has a process of its own anyway.
+    # Several processes apply to the CPU only, because each GPU has one process in any case.
     gpus = find_gpus() if processes == 1 else []
     if not gpus:
         return detect_cpu(processes)
@@ -154,7 +157,7 @@ def detect_cpu(processes: int = 1) -> Cluster:
 
 
 def find_gpus() -> list[Gpu]:
-    """The GPUs of this machine in the order of nvidia-smi; empty if it cannot be run."""
+    """The GPUs of this machine in the order of nvidia-smi; empty if nvidia-smi cannot be run."""
     return parse_gpus(_nvidia_smi(f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader"))
 
 
@@ -179,7 +182,7 @@ def parse_gpus(text: str) -> list[Gpu]:
         memory = re.fullmatch(r"(\d{1,9}) MiB", cells[1]) if len(cells) == len(_QUERY) else None
         if memory is None or int(memory[1]) == 0:
             continue
-        # Virtual machines report "[N/A]": taken for 16 lanes of generation 3.
+        # Virtual machines report "[N/A]"; generation 3 with 16 lanes is assumed.
         generation, lanes = (int(cell) if cell.isdecimal() else 0 for cell in cells[2:])
         pcie_bps = _LANE_BPS.get(generation, _LANE_BPS[3]) * (lanes or 16)
         gpus.append(Gpu(cells[0], int(memory[1]) * 2**20, pcie_bps))
@@ -195,7 +198,8 @@ def gpu_machine(gpus: list[Gpu], topology_text: str) -> dict[str, Any]:
         kind = gpu.kind
         memory_bytes, nvlinks = gpu.memory_bytes, _UNKNOWN_NVLINKS
         if gpu.preset is not None:
-            # A card may have less than its kind, but a plan must not count on more.
+            # A card may have less memory than its preset; a plan must not count on more than
+            # either.
             memory_bytes = min(memory_bytes, preset_kinds()[kind].kind.memory_bytes)
             nvlinks = preset_tables()[kind]["detect"].get("nvlinks", nvlinks)
         elif kind not in kinds:
@@ -217,10 +221,10 @@ def gpu_machine(gpus: list[Gpu], topology_text: str) -> dict[str, Any]:
 
 
 def unstated_headroom_bytes(memory_bytes: int) -> int:
-    """Headroom of an unknown GPU, by the rule of ``presets/kinds.toml``.
+    """Headroom of a GPU without preset, by the rule of ``presets/kinds.toml``.
 
-    It covers the context and libraries, 1 % for the driver, and 10 % of the tensors for
-    fragmentation.
+    It covers the context and libraries, 1 % of the memory for the driver, and 10 % of the tensors
+    for fragmentation.
     """
     gib = 2**30
     rest = 0.99 * memory_bytes - 0.8 * gib
@@ -258,8 +262,9 @@ def _cpu_machine(processes: int) -> dict[str, Any]:
         "peak": {"float32": flops, "float64": flops / 2},
         "launch": "2us",
         "cpu": True,
-        # A message crosses the links of both its ends. Without a measurement the bandwidth is that
-        # of the presets: data is written to memory and read again.
+        # A message crosses the links of both ends, so each gets half of the latency. Without a
+        # measurement the bandwidth is that of the presets: data is written to memory and read
+        # again.
         "host_link": {"bandwidth": bandwidth_bps / 2, "latency": 0.0}
         if between is None
         else {"bandwidth": between.bandwidth_bps, "latency": between.message_s / 2},
@@ -274,10 +279,10 @@ def _cpu_machine(processes: int) -> dict[str, Any]:
 
 
 def _measured() -> tuple[float, float]:
-    """FLOP/s and bytes per second of the CPU, to two digits because the rest is noise.
+    """FLOP/s and bytes per second of the CPU, rounded to two digits because the rest is noise.
 
-    Measured once per process and number of cores: it takes half a second, and two plans for the
-    same cores should use the same rates.
+    Measured once per process and number of cores: a measurement takes half a second, and two plans
+    for the same cores should use the same rates.
     """
     return _rates_of(usable_cores())
 
@@ -298,10 +303,11 @@ def _rates_of(num_cores: int) -> tuple[float, float]:
 
 
 _UPDATE_SHARE = 0.42
-"""Fraction of the measured update rate that is left while copies use the same memory and other
-threads launch kernels: 58 to 69 of 137 GB/s with 16 cores of an H200's host, for 1.5 and 4.2 B
-parameters. The lower end is used, because a rate that is a third too high costs 15 % of a step and
-one that is a third too low 7 % (4.2 B parameters under 8 GiB)."""
+"""Fraction of the measured update rate that remains while copies use the same memory and other
+threads launch kernels. Measured: 58 and 69 of 137 GB/s with 16 cores of an H200's host, for models
+of 1.5 and 4.2 B parameters. The lower value is used, because a rate that is a third too high costs
+15 % of a step, and one that is a third too low 7 % (4.2 B parameters under 8 GiB).
+"""
 
 
 def measure_update_bps() -> float:
@@ -331,7 +337,7 @@ def _update_bps_of(num_threads: int) -> float:
 
 
 def _best_s(work: Callable[[], Any], budget_s: float) -> float:
-    """Shortest run within the time budget, after one run to warm up."""
+    """Shortest time of several runs within the time budget, after one run to warm up."""
     work()
     best_s, stop = float("inf"), time.perf_counter() + budget_s
     while best_s == float("inf") or time.perf_counter() < stop:
@@ -347,16 +353,16 @@ def _cpu_model() -> str:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
+    """Number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def usable_memory_bytes(root: Path = Path("/")) -> int:
-    """Memory of the machine, or the limit of this process's control group if that is less.
+    """Memory of the machine, or the limit of this process's control group if that is smaller.
 
-    ``root`` replaces the file system's root in tests.
+    ``root`` replaces the root of the file system in tests.
     """
     match = re.search(r"^MemTotal:\s*(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
     total = int(match[1]) * 1024 if match else _memory_by_sysconf()
@@ -364,10 +370,9 @@ def usable_memory_bytes(root: Path = Path("/")) -> int:
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Available memory, including file caches.
+    """Available memory, including file caches; all usable memory if the system does not report it.
 
-    All usable memory counts if the system does not report it. ``root`` replaces the file system's
-    root in tests.
+    ``root`` replaces the root of the file system in tests.
     """
     usable = usable_memory_bytes(root)
     match = re.search(r"^MemAvailable:\s*(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
@@ -394,7 +399,7 @@ def _group_limits(root: Path) -> Iterable[int]:
     """Memory limits of this process's control groups, version 1 or 2."""
     own = [line.split(":", 2)[-1] for line in _text(root / "proc/self/cgroup").splitlines()]
     base = root / "sys/fs/cgroup"
-    # Inside a container the group's own path may be mounted as the root.
+    # Inside a container the group's own path may be mounted as the root, hence the empty path.
     for group in dict.fromkeys(("", *own)):
         path = group.strip("/")
         for file in (base / path / "memory.max", base / "memory" / path / "memory.limit_in_bytes"):

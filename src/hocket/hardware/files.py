@@ -1,7 +1,7 @@
 """Read a Cluster from TOML files, or from the same schema as JSON.
 
-`docs/reference/hardware.md` describes the schema, which is read strictly. A file may state the
-network of its machine, which matters only if several machines are joined.
+`docs/reference/hardware.md` describes the schema. Unknown keys are errors. A file may state the
+network of its machine, which is used only if several machines are joined.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _DEVICE = ("kind", "name", "count", "host", "memory")
 
 @dataclass(frozen=True)
 class MachineNetwork:
-    """Links of a machine to others: one from each place in ``at`` to the network."""
+    """Links of a machine to other machines: one link from each place in ``at`` to the network."""
 
     at: tuple[str, ...]
     link: LinkFigures
@@ -55,19 +55,19 @@ class MachineNetwork:
 
 @dataclass(frozen=True)
 class Machine:
-    """A cluster as a file states it, with its network if the file states one."""
+    """A cluster as its file states it, with its network if the file states one."""
 
     cluster: Cluster
     network: MachineNetwork | None
 
 
 def read_cluster(path: str | Path) -> Cluster:
-    """The cluster of a TOML file; raises `InputFileError` that names file, key and remedy."""
+    """Cluster of a TOML file; raises `InputFileError` that names file, key and remedy."""
     return read_machine(path).cluster
 
 
 def read_machine(path: str | Path) -> Machine:
-    """The cluster of a TOML file, with the network of the machine."""
+    """Cluster of a TOML file and the network of the machine."""
     where = str(path)
     if not os.path.exists(path):
         raise InputFileError(
@@ -83,14 +83,14 @@ def read_machine(path: str | Path) -> Machine:
 
 
 def cluster_from_dict(data: Mapping[str, Any], where: str = "cluster") -> Cluster:
-    """The cluster of a mapping from `cluster_to_dict`; ``where`` names its source in errors."""
+    """Cluster of a mapping from `cluster_to_dict`; ``where`` names its source in errors."""
     return machine_from_dict(data, where).cluster
 
 
 def machine_from_dict(
     data: Mapping[str, Any], where: str, default_name: str = "cluster"
 ) -> Machine:
-    """The cluster and the network of a mapping in the schema of the TOML files."""
+    """Cluster and network of a mapping in the schema of the TOML files."""
     with located(where):
         return _machine(FileTable.of(data, "", _TOP), default_name)
 

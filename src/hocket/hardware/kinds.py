@@ -1,4 +1,4 @@
-"""Device types, read from files: those of users and the presets of hocket."""
+"""Device types from files: the presets of hocket, and the types that hardware files define."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hocket.hardware.cluster import DeviceKind
 from hocket.hardware.tables import BANDWIDTH, BYTES, FLOPS, SECONDS, FileTable
 
 PRESETS = Path(__file__).parent / "presets"
-"""Folder of the data files that come with hocket."""
+"""Folder of the data files that are part of hocket."""
 
 PEAK_TYPES = (
     "float32", "float64", "tf32", "bfloat16", "float16", "float8", "int8", "other",
 )  # fmt: skip
-"""Number types for which a kind may state a peak rate."""
+"""Dtypes for which a device type may state a peak rate."""
 
 _KEYS = (
     "memory", "headroom", "memory_bandwidth", "peak", "launch", "dispatch", "price_per_hour",
@@ -30,7 +30,7 @@ _KEYS = (
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """Bandwidth and latency of a link that a file does not describe by itself."""
+    """Bandwidth and latency of a link that a file states inside another table."""
 
     bandwidth_bps: float
     latency_s: float
@@ -42,7 +42,7 @@ class KindEntry:
 
     kind: DeviceKind
     host_link: LinkFigures | None
-    """Link to the host of devices that no link mentions."""
+    """Link to the host for devices that no link entry mentions."""
 
 
 def kind_entry(name: str, data: Any) -> KindEntry:

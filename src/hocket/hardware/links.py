@@ -46,22 +46,22 @@ def read_links(
 
 
 class LinkNames:
-    """Names of links without one: their ends, and a number if an earlier link has the same ends."""
+    """Default names of links: their ends, with a number if an earlier link has the same ends."""
 
     def __init__(self) -> None:
         self._used: Counter[str] = Counter()
 
     def next(self, ends: tuple[str, ...]) -> str:
-        """The name of the next link between these ends."""
+        """Name of the next link between these ends."""
         base = "bus" if len(ends) > 2 else "-".join(ends)
         self._used[base] += 1
         return base if self._used[base] == 1 else f"{base}#{self._used[base]}"
 
 
 class _PlaceFinder:
-    """Finds devices, hosts and switches by name or by a pattern such as ``gpu*``.
+    """Find devices, hosts and switches by name or by a pattern such as ``gpu*``.
 
-    Matches of a pattern are kept, because large files repeat the same few patterns.
+    Results of patterns are cached, because large files repeat the same few patterns.
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:
@@ -82,7 +82,7 @@ class _PlaceFinder:
                 name for name in self._names if fnmatch.fnmatchcase(name, text)
             )
         if not self._found[text]:
-            # The search for similar names is quadratic in their length: a sample is enough.
+            # difflib takes quadratic time; a sample of the names is enough for a hint.
             hint = did_you_mean(text, islice(self._names, 2000))
             raise table.error(key, f"no device, host or switch is called {text!r}", hint)
         return self._found[text]
@@ -107,7 +107,8 @@ def _ends(table: FileTable, find: _PlaceFinder, left: int) -> Iterator[tuple[str
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
             raise table.error("between", "must be a list of pairs", 'write [["gpu*", "nvswitch"]]')
         first, second = (find(text, table, "between") for text in pair)
-        # Counted before the pairs are made: two patterns of 100,000 places would fill the memory.
+        # Counted before the pairs are made: two patterns with 100,000 matches would fill the
+        # memory.
         left -= len(first) * len(second)
         if left < 0:
             raise table.error("between", f"makes more than {MAX_LINKS} links")
@@ -117,7 +118,7 @@ def _ends(table: FileTable, find: _PlaceFinder, left: int) -> Iterator[tuple[str
 
 
 def _pairs(first: tuple[str, ...], second: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """All pairs of different places, each once."""
+    """All pairs of different places, each pair once."""
     # Only places that occur on both sides can make a pair twice.
     both = set(first).intersection(second)
     seen: set[tuple[str, str]] = set()
@@ -136,7 +137,7 @@ def _host_links(
     names: LinkNames,
     top: FileTable,
 ) -> list[Link]:
-    """A link to the host for each device that no link mentions; a single device needs none."""
+    """A link to the host for each device that no link mentions; optional for a single device."""
     linked = {end for link in links for end in link.ends}
     made = []
     for device in devices:

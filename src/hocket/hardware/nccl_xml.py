@@ -1,8 +1,8 @@
 """Read a machine from the XML topology that NCCL and RCCL write (``NCCL_TOPO_DUMP_FILE``).
 
 The file is the PCIe tree of the driver, with the NVLink or xGMI links of each GPU and the network
-adapters. Bandwidths are those of NCCL's own model: PCIe at three quarters of nominal, NVLink and
-xGMI by GPU generation, links between CPUs by vendor. PCIe switches with a single child are kept,
+adapters. Bandwidths follow NCCL's own model: PCIe at three quarters of nominal, NVLink and xGMI by
+GPU generation, links between CPUs by vendor. PCIe switches with a single child are retained,
 because they may be slower than the devices below them.
 """
 
@@ -21,11 +21,11 @@ from hocket.base.units import whole_number
 from hocket.hardware.files import MAX_FILE_BYTES, Machine, machine_from_dict
 
 _LANE_GBPS = {"2.5": 0.1875, "5": 0.375, "8": 0.75, "16": 1.5, "32": 3.0, "64": 6.0}
-"""GB/s of one PCIe lane, by its speed in GT/s."""
+"""GB/s of one PCIe lane by its speed in GT/s."""
 _NVLINK_GBPS = ((100, 40.1), (90, 20.6), (86, 12.0), (70, 20.0), (60, 18.0))
-"""GB/s of one NVLink, from each compute capability on, the largest first."""
+"""GB/s of one NVLink by minimum compute capability, the largest capability first."""
 _XGMI_GBPS = (("94", 48.0), ("95", 57.0), ("910", 36.0), ("90a", 36.0), ("", 24.0))
-"""GB/s of one xGMI link, by a part of the name of the GPU's architecture."""
+"""GB/s of one xGMI link by a substring of the GPU's architecture name."""
 _KINDS = (
     ("950", "mi300x"), ("94", "mi300x"), ("910", "mi250-64g"), ("90a", "mi250-64g"),
     ("908", "mi100-32g"), ("", "mi50-16g"),
@@ -34,17 +34,19 @@ _NVIDIA_KINDS = ((90, "h100-80g"), (80, "a100-40g"), (70, "v100-16g"), (60, "p10
 _NVSWITCH = "0x068000"
 _PCIE_LATENCY_S, _PEER_LATENCY_S, _SOCKET_LATENCY_S = 1e-6, 2e-6, 1e-6
 _MAX_NUMBER = 10**6
-"""Largest model or capability number; larger ones count as absent."""
+"""Largest accepted model or capability number; larger ones are treated as missing."""
 _MAX_LANES = 32
 _MAX_NETWORK_GBPS = 100.0
-"""Bandwidth of adapters that state more: they are virtual, and their real bandwidth is unknown."""
+"""Bandwidth assumed for adapters that state more: they are virtual, and their true bandwidth is
+unknown.
+"""
 
 
 def read_nccl_machine(path: str | Path) -> Machine:
     """The machine of a topology file; raises `InputFileError` that names the file."""
     where = str(path)
     content = read_regular(path, MAX_FILE_BYTES)
-    # Entities that expand to others would take gigabytes ("billion laughs").
+    # Nested entities could expand to gigabytes ("billion laughs").
     if b"<!DOCTYPE" in content or b"<!ENTITY" in content:
         raise InputFileError("defines a document type; topologies have none", where=where)
     try:
@@ -61,18 +63,18 @@ def read_nccl_machine(path: str | Path) -> Machine:
 
 
 class _Elements:
-    """Devices, switches and links of the XML elements."""
+    """Collect devices, switches and links from the XML elements."""
 
     def __init__(self, top: Element, where: str) -> None:
         self.where = where
         self.gpus: list[tuple[int, str, Element]] = []
-        """(number, bus id, element)."""
+        """(number, bus id, element) of each GPU."""
         self.switches: list[str] = []
         self.links: list[dict[str, Any]] = []
         self.adapters: dict[str, float] = {}
-        """GB/s of the fastest network adapter, by the place that it is attached to."""
+        """GB/s of the fastest network adapter by the place to which it is attached."""
         self.parent: dict[str, tuple[str, float]] = {}
-        """Parent of each GPU by bus id, and the bandwidth to it."""
+        """Parent of each GPU by bus id, and the bandwidth of the link to it."""
         cpus = top.findall("cpu")
         if not cpus:
             raise InputFileError("has no 'cpu' element", where=where)
@@ -89,7 +91,8 @@ class _Elements:
             for second in range(first + 1, len(names)):
                 rate = min(_socket_gbps(cpus[first]), _socket_gbps(cpus[second]))
                 self._link(name, names[second], rate, _SOCKET_LATENCY_S)
-        # Memory is at the first socket only: with a second link, routes would avoid the sockets.
+        # Memory is attached to the first socket only: with two links, routes would avoid the link
+        # between the sockets.
         self._link(names[0], "host", 100.0, 0.0)
 
     def _walk(self, element: Element, above: str) -> None:
@@ -121,7 +124,7 @@ class _Elements:
     def _bridge_name(self, bus: str) -> str:
         """An unused name for a PCIe bridge."""
         first = "pci-" + bus.replace(":", ".").lower()
-        # RCCL gives each downstream port the bus id of its switch.
+        # RCCL gives each downstream port the bus id of its switch, so bus ids may repeat.
         names = (first, *(f"{first}-{number}" for number in range(2, len(self.switches) + 3)))
         return next(name for name in names if name not in self.switches)
 
@@ -155,8 +158,8 @@ class _Elements:
                 # Names of GPUs sort before that of the switch.
                 a, b = sorted((name_of[bus], target))
                 known = rates.get((a, b), 0.0)
-                # Links to a switch add up. Both GPUs list a link between them: the larger rate
-                # counts.
+                # Links to a switch add up. A link between two GPUs is listed by both, so it counts
+                # once, with the larger rate.
                 rates[a, b] = known + gbps if target == "nvswitch" else max(known, gbps)
         if any("nvswitch" in ends for ends in rates):
             self.switches.append("nvswitch")

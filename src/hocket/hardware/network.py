@@ -1,9 +1,9 @@
-"""Bandwidth of a cluster's links in parallel training: inside a host, and between hosts.
+"""Bandwidth of a cluster in parallel training: inside a host, and between hosts.
 
-Parallel groups are many and alike, so two figures stand for all pairs of devices: the bandwidth of
+Parallel groups are many and alike, so two figures represent all pairs of devices: the bandwidth of
 each device while all devices of a host send around a ring inside it, and while all send to another
-host. Only one host of each make and a second one are examined, and places that belong to other
-hosts are left out, so a cluster of thousands of devices takes a fraction of a second. O(links).
+host. Only one host of each composition and a second host are examined, and places of other hosts
+are skipped, so a cluster of thousands of devices takes a fraction of a second. O(links).
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from hocket.hardware.cluster import Cluster, Device
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """Bandwidths between the devices of a cluster when all of them send."""
+    """Bandwidths between the devices of a cluster while all of them send."""
 
     num_devices: int
     devices_per_host: int
-    """The smallest number of devices of any host."""
+    """Smallest number of devices in any host."""
     inside_bps: float
-    """Bytes per second and device to a neighbour in the same host."""
+    """Bytes per second from each device to a neighbour in the same host."""
     inside_latency_s: float
     between_bps: float
-    """Bytes per second and device to another host while all devices of the host send."""
+    """Bytes per second from each device to another host while all devices of the host send."""
     between_latency_s: float
 
 
 def find_network(cluster: Cluster) -> Network:
-    """Bandwidth and latency inside and between the hosts; the slowest where they vary."""
+    """Bandwidth and latency inside and between hosts; the worst values if hosts differ."""
     by_host: dict[str, list[Device]] = defaultdict(list)
     for device in cluster.devices:
         by_host[device.host].append(device)
@@ -45,7 +45,7 @@ def find_network(cluster: Cluster) -> Network:
         _shared_rates(cluster, owner, _across(by_host[first], by_host[host]))
         for host in dict.fromkeys(others)
     ]
-    # A single host has no network; nothing reads the figures of one.
+    # A single host has no other hosts; the figures only fill the fields and are never used.
     between = between or inside
     return Network(
         num_devices=cluster.num_devices,
@@ -58,7 +58,7 @@ def find_network(cluster: Cluster) -> Network:
 
 
 def find_networks(cluster: Cluster) -> dict[str, Network]:
-    """The network among the devices of each kind alone, by the kind's name."""
+    """The network among the devices of each type alone, by type name."""
     if len(cluster.kinds) == 1:
         return {cluster.kinds[0].name: cluster.network}
     names = {
@@ -69,7 +69,9 @@ def find_networks(cluster: Cluster) -> dict[str, Network]:
 
 
 def _representatives(by_host: Mapping[str, Sequence[Device]]) -> list[str]:
-    """The first host, the first of every other make, and the second host of all."""
+    """The first host, the first host of every other composition, and the second host of the
+    cluster.
+    """
     first_of: dict[tuple[str, ...], str] = {}
     for host, devices in by_host.items():
         first_of.setdefault(tuple(sorted(device.kind.name for device in devices)), host)
@@ -77,7 +79,7 @@ def _representatives(by_host: Mapping[str, Sequence[Device]]) -> list[str]:
 
 
 def _owners(cluster: Cluster) -> dict[str, str]:
-    """The host of each place that links the devices of one host only."""
+    """Host of each place that only links devices of one host."""
     host_of = {device.name: device.host for device in cluster.devices}
     hosts: dict[str, set[str]] = defaultdict(set)
     for link in cluster.links:
@@ -88,14 +90,14 @@ def _owners(cluster: Cluster) -> dict[str, str]:
 
 
 def _ring(devices: Sequence[Device]) -> Iterable[tuple[Device, Device]]:
-    """Pairs in which all devices of a host send to the next."""
+    """Pairs in which every device of a host sends to the next one."""
     return zip(devices, [*devices[1:], devices[0]], strict=True)
 
 
 def _across(
     sources: Sequence[Device], targets: Sequence[Device]
 ) -> Iterable[tuple[Device, Device]]:
-    """Pairs in which all devices of one host send to their counterparts in another."""
+    """Pairs in which every device of one host sends to its counterpart in another."""
     count = max(len(sources), len(targets))
     return ((sources[i % len(sources)], targets[i % len(targets)]) for i in range(count))
 

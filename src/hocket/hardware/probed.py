@@ -3,7 +3,7 @@
 Two measurements distinguish dedicated links from shared ones: each pair alone, and all pairs at
 once. A pair that keeps its bandwidth when all pairs send has a dedicated link. All other pairs
 share the ports of their ranks, which form a star around one switch. Bandwidths are rounded to
-groups and, if they are close, to whole multiples of the slowest group: the planner packs trees
+groups and, if they are close, to whole multiples of the slowest group. The planner packs trees
 exactly, so noise in the third digit would cost it hundreds of trees.
 """
 
@@ -22,11 +22,11 @@ SWITCH = "network"
 _MEMORY_BYTES = 2**33
 """Assumed memory of a rank; only links are measured."""
 _DEDICATED = 0.75
-"""Fraction of its bandwidth alone that a dedicated link keeps when all pairs send."""
+"""Fraction of its exclusive bandwidth that a dedicated link retains when all pairs send."""
 _CLOSE = 0.12
 """Relative difference below which bandwidths count as equal."""
 _ABSENT = 0.02
-"""Fraction of the fastest link's bandwidth below which no link is assumed."""
+"""Fraction of the fastest link's bandwidth below which a link counts as absent."""
 _SYMMETRIC = 0.6
 """Smallest ratio of the two directions of a full-duplex link."""
 
@@ -50,7 +50,7 @@ class Rates:
         return _are_connected(np.maximum(self.alone_bps, self.together_bps) > 0)
 
     def cut_from(self, rank: int) -> list[int]:
-        """Other ranks that exchanged no data with this one."""
+        """Other ranks that exchanged no data with this rank."""
         best_bps = np.maximum(self.alone_bps, self.together_bps)
         silent = (best_bps[rank] == 0) & (best_bps[:, rank] == 0)
         return [other for other in np.flatnonzero(silent).tolist() if other != rank]
@@ -61,7 +61,8 @@ def cluster_of(rates: Rates) -> Cluster:
     alone, together = rates.alone_bps, rates.together_bps
     is_linked = alone > max(_ABSENT * alone.max(initial=0.0), 1.0)
     dedicated = is_linked & (together >= _DEDICATED * alone)
-    # If only one direction looks shared, that is noise: one cable serves both directions.
+    # A link that looks shared in one direction only is noise, because one cable serves both
+    # directions.
     dedicated |= dedicated.T & is_linked
     shared = is_linked & ~dedicated
     ports = np.where(shared, together, 0.0)
@@ -71,7 +72,7 @@ def cluster_of(rates: Rates) -> Cluster:
         raise NoFeasiblePlanError("no data arrived between the ranks", hint="is the network up?")
     rounded = dict(zip(measured, _rounded(measured), strict=True))
     links = _dedicated_links(rates, dedicated, rounded)
-    # If dedicated links connect all ranks, the shared route between them would be counted twice.
+    # If dedicated links connect all ranks, a shared switch would count the same cables twice.
     if not _are_connected(dedicated):
         links += _port_links(rates, shared, out_bps, in_bps, rounded)
     kind = DeviceKind(
@@ -116,7 +117,7 @@ def _port_links(
     for n in range(rates.num_ranks):
         used = shared[n] | shared[:, n]
         if used.any():
-            # A pair's latency is that of two ports.
+            # The latency of a pair is the sum of two ports.
             latency_s = float(np.min(rates.latency_s[n][used])) / 2
             there, back = rounded.get(out_bps[n], 0.0), rounded.get(in_bps[n], 0.0)
             links += _links(f"rank{n}", SWITCH, there, back, latency_s)
@@ -139,7 +140,9 @@ def _links(a: str, b: str, there_bps: float, back_bps: float, latency_s: float) 
 
 
 def _rounded(rates_bps: Sequence[float]) -> list[float]:
-    """Round bandwidths to those of groups, and groups to multiples of the slowest one if close."""
+    """Round bandwidths to the median of their group, and groups to multiples of the slowest one if
+    close.
+    """
     ascending = np.sort(rates_bps)
     starts = [0]
     for index, rate_bps in enumerate(ascending):

@@ -1,9 +1,9 @@
 """Routes: the links that a transfer between two devices crosses, and their bandwidth.
 
 Transfers contend for channels: a full-duplex link has one per direction, a half-duplex link or a
-bus has one. A transfer takes the path with the least sum of link times for a reference size
+bus has one. A transfer takes the path with the smallest sum of link times for a reference size
 (Dijkstra over hosts and switches; devices do not forward). Ties go to fewer links, then to the
-first in the file. O(devices · links log links).
+order of the links in the file. O(devices · links log links).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hocket.hardware.cluster import Cluster, Link
 REFERENCE_BYTES = 16 * 2**20
 """Size of the transfer for which routes are the fastest: a typical activation."""
 MAX_DEVICES = 1024
-"""Largest number of devices with all-pairs routes, which would take gigabytes for more."""
+"""Largest number of devices with all-pairs routes; more would take gigabytes."""
 
 
 class Crossing(NamedTuple):
@@ -61,11 +61,12 @@ class Wiring:
             self.channel_bandwidth_bps += [link.bandwidth_bps] * len(names)
 
     def crossings(self, place: int) -> list[Crossing]:
-        """Ways to leave a place, in the order of the links."""
+        """Links that leave a place, each with its direction, in the order of the links."""
         if place not in self._crossings:
             self._crossings[place] = [
                 Crossing(
-                    # The second channel of a full-duplex link is that of the way back.
+                    # A full-duplex link has two channels; the second is the direction towards the
+                    # first end.
                     channel + (not link.is_shared and self.number[link.ends[0]] != place),
                     self.number[end],
                     link,
@@ -82,20 +83,23 @@ class Wiring:
     ) -> list[tuple[int, Crossing] | None]:
         """Previous place and last crossing of the fastest path to each place (Dijkstra).
 
-        Stops once the path to ``stop`` is known, and enters only places that are open. Link times
-        are summed although the slowest link alone sets the bandwidth of a route: only sums make
-        Dijkstra exact, and they prefer direct links.
+        Stops when the path to ``stop`` is known, and enters only places for which ``is_open`` is
+        true. Link times are summed although the slowest link alone sets the bandwidth of a route:
+        only sums make Dijkstra exact, and they prefer direct links.
         """
         num_devices = self._cluster.num_devices
         reached: list[tuple[int, Crossing] | None] = [None] * len(self.places)
         best = {src: (0.0, 0)}
         done: set[int] = set()
+        # The counter keeps equal entries in insertion order, so that ties go to the first link in
+        # the file.
         counter = 0
         queue = [(0.0, 0, counter, src)]
         while queue:
             cost_s, num_links, _, place = heapq.heappop(queue)
             if place == stop:
                 break
+            # Devices other than the source do not forward traffic.
             if place in done or (place < num_devices and place != src):
                 continue
             done.add(place)
@@ -143,9 +147,10 @@ class Routes:
     path_channels: IntArray
     """Channels of pair p: ``path_channels[path_ptr[p]:path_ptr[p + 1]]``."""
     send_queue: IntArray
-    """Per device: the queue that its outgoing transfers share when transfers are queued."""
+    """Queue of each device that its outgoing transfers share if transfers are queued."""
     receive_queue: IntArray
-    """Per device: the same for incoming transfers; `send_queue` behind half-duplex links."""
+    """Queue of each device for incoming transfers; equal to `send_queue` behind half-duplex links.
+    """
 
     def path(self, src: int, dst: int) -> IntArray:
         """Channels that a transfer from ``src`` to ``dst`` crosses, in order."""

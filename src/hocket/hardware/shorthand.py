@@ -1,8 +1,8 @@
 """Parse a Cluster from a file name, a preset, or shorthand such as ``2xdgx-h100+4xl4``.
 
-``desktop.toml:big`` and ``dgx1-v100:gpu0,gpu3`` select devices of a cluster by name or kind. Kinds
-are put on hosts and joined through them by PCIe. Machines and hosts are joined by one network
-switch, each with the network of its own file.
+``desktop.toml:big`` and ``dgx1-v100:gpu0,gpu3`` select devices of a cluster by name or type.
+Devices given by type are placed on hosts and connected to them by PCIe. Machines and hosts are
+connected by one network switch, each with the network of its own file.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ _PCIE_BPS = 12e9
 
 
 def is_machine_file(text: str) -> bool:
-    """True if a name ends like a file that describes a machine."""
+    """True if a name has the ending of a file that describes a machine."""
     return text.endswith(SUFFIXES)
 
 
 def read_any_machine(path: str) -> Machine:
-    """The machine of a hardware file (TOML or JSON), a topology dump or a matrix of GPUs."""
+    """Machine of a hardware file (TOML or JSON), a topology dump (XML) or a matrix of GPUs
+    (TXT)."""
     if path.endswith(".xml"):
         from hocket.hardware.nccl_xml import read_nccl_machine
 
@@ -60,18 +61,20 @@ def read_any_machine(path: str) -> Machine:
 
 
 def read_matrix(path: str | Path) -> Machine:
-    """Read the matrix of ``nvidia-smi topo -m``; the kind of GPU follows from its NVLinks."""
+    """Read the matrix of ``nvidia-smi topo -m``; the type of GPU follows from its number of
+    NVLinks.
+    """
     where = str(path)
     try:
         text = read_regular(path, MAX_FILE_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputFileError("is not text in UTF-8", where=where) from None
-    # Copied text often has spaces where the program prints tabs.
+    # Text copied from a terminal often has spaces in place of the program's tabs.
     tabbed = text if "\t" in text else "\n".join("\t".join(x.split()) for x in text.splitlines())
     # The header of copied text often lacks the empty cell above the names of the rows.
     aligned = re.sub(r"^GPU0\t(?=GPU1)", r"\tGPU0\t", tabbed, count=1, flags=re.MULTILINE)
     gpus = sum(line.strip().startswith("GPU") for line in aligned.splitlines())
-    # The legend below the matrix may name GPUs, too: the largest matrix that can be read counts.
+    # The legend below the matrix may name GPUs too, so the largest matrix that parses is used.
     counts = range(min(gpus, 256), 0, -1)
     topology = next((t for n in counts if (t := parse_topology(aligned, n))), None)
     if topology is None:
@@ -90,7 +93,8 @@ def read_matrix(path: str | Path) -> Machine:
     size = range(len(topology.relation))
     direct = max(topology.num_nvlinks(a, b) for a in size for b in size)
     total = max(sum(topology.num_nvlinks(a, b) for b in size) for a in size)
-    # Behind a switch every pair shows all links of a GPU, so their sum is meaningless.
+    # Behind a switch every pair shows all links of a GPU, so their sum is meaningless. 18 NVLinks
+    # are the most that a GPU of the table has.
     per_gpu = direct if total > 18 else total
     kind, link_bps = next((k, bps) for least, k, bps in _GENERATIONS if per_gpu >= least)
     ports = [DevicePort(_PCIE_BPS, link_bps, max(per_gpu, 1)) for _ in size]
@@ -101,28 +105,28 @@ def read_matrix(path: str | Path) -> Machine:
 
 
 MOST_PER_HOST = 16
-"""Largest number of devices on one host; more are spread over hosts of `PER_HOST`."""
+"""Largest number of devices on one host; a larger number is spread over hosts of `PER_HOST`."""
 PER_HOST = 8
 DEFAULT_NETWORK = LinkFigures(bandwidth_bps=12.5e9, latency_s=5e-6)
 """Network of machines whose file states none: 100 Gbit/s per host."""
 NETWORK = "network"
 
 ALIASES = {"a100-sxm": "a100-80g-sxm", "h100": "h100-80g", "v100-sxm": "v100-16g-sxm"}
-"""Short names of presets, for the usual meaning of ambiguous names."""
+"""Short names of presets, with the usual meaning of ambiguous names."""
 BOARDS = {
     "a100-40g-sxm": "dgx-a100-40g", "a100-80g-sxm": "dgx-a100-80g", "b200-sxm": "dgx-b200",
     "h100-sxm": "dgx-h100", "h200-sxm": "hgx-h200", "mi300x-oam": "mi300x-platform",
     "v100-16g-sxm": "dgx1-v100",
 }  # fmt: skip
-"""Machines by the name of their GPU modules: N modules are the first N of the machine."""
+"""Machine of each GPU module type: N modules are the first N devices of the machine."""
 
 _TERM = re.compile(r"(?:([0-9]{1,9})x)?(.+)\Z", re.DOTALL)
 
 
 def cluster_from_text(text: str) -> Cluster:
-    """The cluster of a file of hocket or other programs, of a preset, or of shorthand.
+    """Cluster of a hardware file, of a preset, or of shorthand.
 
-    ``CLUSTER:NAME,NAME`` selects some of its devices, by their names or kinds.
+    ``CLUSTER:NAME,NAME`` selects some of its devices by their names or types.
     """
     text = text.strip()
     cluster, colon, selection = text.partition(":")
@@ -143,7 +147,7 @@ def cluster_from_text(text: str) -> Cluster:
         devices = len(kinds) + sum(machine.cluster.num_devices for machine in machines)
         if devices > MAX_DEVICES:
             raise UsageError(f"{text!r} has more than {MAX_DEVICES} devices")
-    # One host holds up to 16 devices, but larger clusters are built of hosts with 8.
+    # One host has up to 16 devices; a larger number is divided over hosts of 8.
     per_host = PER_HOST if len(kinds) > MOST_PER_HOST else MOST_PER_HOST
     for start in range(0, len(kinds), per_host):
         machines.append(_host_of(kinds[start : start + per_host]))
@@ -153,7 +157,7 @@ def cluster_from_text(text: str) -> Cluster:
 
 
 def _select(cluster: Cluster, selection: str, text: str) -> Cluster:
-    """Some devices of a cluster, by their names or kinds."""
+    """Select devices of a cluster by their names or types."""
     names: list[str] = []
     for part in (part.strip() for part in selection.split(",")):
         alike = [d.name for d in cluster.devices if part in (d.name, d.kind.name)]
@@ -175,9 +179,10 @@ def machine_names() -> tuple[str, ...]:
 
 
 def joining_note(text: str) -> str | None:
-    """Note that shorthand such as ``8xh100`` means PCIe links, if a preset machine has faster ones.
+    """Note that shorthand such as ``8xh100`` means PCIe links although a preset machine has faster
+    ones.
 
-    None without such a machine.
+    None if no such machine exists.
     """
     try:
         terms = [] if is_file(text.strip()) else list(_terms(text.strip()))
@@ -197,7 +202,7 @@ def joining_note(text: str) -> str | None:
 
 @cache
 def _faster_machines(kind: str) -> list[str]:
-    """Preset machines of one kind whose devices reach each other faster than through PCIe."""
+    """Preset machines with only this device type whose devices communicate faster than by PCIe."""
     entry = preset_kinds().get(kind)
     if entry is None or entry.host_link is None:
         return []
@@ -215,7 +220,7 @@ def _faster_machines(kind: str) -> list[str]:
 
 
 def _terms(text: str) -> Iterator[tuple[int, str]]:
-    """Count and full name of each part of the shorthand."""
+    """Yield count and full name of each part of the shorthand."""
     for part in text.split("+"):
         match = _TERM.match(part.strip())
         if match is None:
@@ -230,7 +235,7 @@ def _terms(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _full_name(name: str, text: str) -> str:
-    """The preset with this name, or the only one that begins with ``name-``."""
+    """The preset with this name, or the only preset that begins with ``name-``."""
     names = (*preset_kinds(), *machine_names(), *BOARDS)
     lower = ALIASES.get(name.lower(), name.lower())
     if lower in names:
@@ -260,7 +265,7 @@ def _machine(name: str) -> Machine:
 
 
 def _boards(name: str, count: int) -> list[Machine]:
-    """Machines for a number of modules: full ones, and the first devices of one more."""
+    """Machines for a number of modules: full machines, and the first devices of one more."""
     whole = _machine(name)
     devices = [device.name for device in whole.cluster.devices]
     full, left = divmod(count, len(devices))
@@ -271,12 +276,12 @@ def _boards(name: str, count: int) -> list[Machine]:
 
 
 def _host_of(kinds: list[str]) -> Machine:
-    """One host with these kinds, each device on its own PCIe link."""
+    """One host with these devices, each on its own PCIe link."""
     return machine_from_dict({"devices": [{"kind": kind} for kind in kinds]}, "shorthand")
 
 
 def _join(name: str, machines: list[Machine]) -> Cluster:
-    """Join machines by one network switch; ``gpu0`` of the first becomes ``host0.gpu0``."""
+    """Connect machines by one network switch; ``gpu0`` of the first becomes ``host0.gpu0``."""
     if any(machine.cluster.uses_stated_times for machine in machines):
         raise UsageError(
             "a cluster whose transfer times come from a graph file cannot be joined with others",
@@ -302,21 +307,22 @@ def _join(name: str, machines: list[Machine]) -> Cluster:
         hosts=tuple(hosts),
         switches=tuple(switches),
         links=tuple(links),
-        # The slowest host counts, because a plan must hold on each of them.
+        # The slowest host counts, because a plan must be correct on each of them.
         host_update_bps=min(machine.cluster.host_update_bps for machine in machines),
     )
 
 
 class _JoinedKinds:
-    """Kinds of joined machines: equal kinds are merged, different kinds of one name are renamed."""
+    """Device types of joined machines: equal types are merged, different types of one name
+    renamed."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
         self._named: dict[str, list[DeviceKind]] = {}
-        """Kinds by the name that their machine gave them."""
+        """Types by the name that they have in their machine's file."""
 
     def add(self, kind: DeviceKind, prefix: str) -> DeviceKind:
-        """The kind with its name in the joined cluster."""
+        """The type with its name in the joined cluster."""
         others = self._named.setdefault(kind.name, [])
         for other in others:
             if replace(kind, name=other.name, source=other.source) == other:

@@ -1,4 +1,4 @@
-"""The cluster that a graph file states for itself (``--on file``)."""
+"""The cluster that a graph file states itself (``--on file``)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MAX_DEVICES = 1024
 
 
 def stated_cluster(meta: Mapping[str, Any], name: str = "file") -> Cluster:
-    """The accelerators and CPUs in ``meta["cluster"]`` of a graph, around one host.
+    """Cluster of the accelerators and CPUs in ``meta["cluster"]`` of a graph, around one host.
 
-    The file states the times of its ops and transfers, so the rates here are never used: 1 op and
-    1 byte per nanosecond. A transfer crosses two links, one out of a device and one into another.
+    The file states the times of its ops and transfers, so the rates here are placeholders: one op and
+    one byte per nanosecond. A transfer crosses two links, one out of a device and one into another.
     """
     stated = meta.get("cluster", {})
     stated = stated if isinstance(stated, Mapping) else {}

@@ -1,7 +1,7 @@
-"""Tables of a hardware file: quantities with units, names, lists of tables.
+"""Typed access to the tables of a hardware file: quantities with units, names, lists of tables.
 
 `hocket.base.fields` reads plain values. Every error names the key and its position in the file,
-such as ``links[2].bandwidth``, and what to write instead.
+such as ``links[2].bandwidth``, and the expected form.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from hocket.base.errors import InputFileError
 from hocket.base.units import parse_bandwidth, parse_bytes, parse_flops, parse_seconds
 
 MAX_TEXT = 2000
-"""Longest text that a file may hold as one value."""
+"""Maximum length of a text value."""
 MAX_NAME = 128
-"""Longest name of a place, a kind or a link."""
+"""Maximum length of the name of a place, a device type or a link."""
 _NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.:/+@#-]{{0,{MAX_NAME - 1}}}\Z")
 
 
@@ -30,7 +30,8 @@ class Quantity:
     least: float
     most: float
     plain_least: float
-    """A number without a unit below this is an error: its unit was probably forgotten."""
+    """A number without unit below this value is an error, because its unit was probably forgotten.
+    """
     plain_most: float
     unit: str
     example: str
@@ -48,26 +49,26 @@ class FileTable:
 
     data: Mapping[str, Any]
     place: str
-    """Position such as ``devices[0]``; empty for the top of the file."""
+    """Position such as ``devices[0]``; empty for the top level."""
 
     @classmethod
     def of(cls, data: Any, place: str, known: Collection[str]) -> FileTable:
-        """Check that ``data`` is a table with known keys only."""
+        """Check that ``data`` is a table whose keys are all in ``known``."""
         name = place or "the file"
         if not isinstance(data, Mapping):
             raise fields.wrong(name, data, f"a table with the keys {', '.join(known)}")
         return cls(fields.record(data, name, optional=known), place)
 
     def path(self, key: str) -> str:
-        """Position of a key of this table; of the table itself for an empty key."""
+        """Position of a key of this table; position of the table for an empty key."""
         return fields.inside(self.place, key) if self.place and key else self.place or key
 
     def error(self, key: str, message: str, hint: str = "") -> InputFileError:
-        """The error for one key of this table."""
+        """Error for one key of this table."""
         return InputFileError(f"{self.path(key)}: {message}", hint=hint)
 
     def require(self, key: str, hint: str) -> Any:
-        """The value of a required key."""
+        """Value of a required key."""
         if key not in self.data:
             raise fields.missing(self.place or "the file", key, hint)
         return self.data[key]
@@ -130,7 +131,7 @@ class FileTable:
         return self.checked_name(key, self.data.get(key, value))
 
     def checked_name(self, key: str, value: Any) -> str:
-        """``value`` if it can be a name."""
+        """``value`` if it is a valid name; otherwise raises `InputFileError`."""
         if not isinstance(value, str) or not _NAME.match(value):
             raise self.error(
                 key,
@@ -146,7 +147,7 @@ class FileTable:
     def items(self, key: str) -> list[Any]:
         """A list of any values; empty if the key is absent."""
         value = self.data.get(key, [])
-        # Callers of `cluster_from_dict` may use tuples as lists.
+        # Callers of `cluster_from_dict` may pass tuples for lists.
         return fields.items(list(value) if isinstance(value, tuple) else value, self.path(key))
 
     def tables(self, key: str, known: tuple[str, ...]) -> list[FileTable]:

@@ -1,7 +1,7 @@
 """Links between the GPUs of one machine, from the matrix that ``nvidia-smi topo -m`` prints.
 
-GPUs joined by NVLink get direct links, or one switch if a GPU would need more NVLinks than it has.
-All GPUs are also leaves of a PCIe tree of bridges (PIX, PXB), NUMA nodes (PHB, NODE, equal
+GPUs connected by NVLink get direct links, or one switch if a GPU would need more NVLinks than it
+has. All GPUs are also leaves of a PCIe tree of bridges (PIX, PXB), NUMA nodes (PHB, NODE, equal
 affinity) and the host (SYS). O(GPUs²).
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 PCIE_LATENCY_S = 2.5e-6
 NVLINK_LATENCY_S = 2e-6
 BETWEEN_SOCKETS_BPS = 10e9
-"""Bandwidth that NCCL assumes between Skylake CPUs: a cautious average over CPUs."""
+"""Bandwidth that NCCL assumes between Skylake CPUs, a conservative value for other CPUs."""
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _NVLINKS = re.compile(r"NV([0-9]{1,3})")
@@ -26,12 +26,12 @@ _BELOW_NODE = frozenset({"PIX", "PXB", "PHB", "NODE"})
 
 @dataclass(frozen=True)
 class Topology:
-    """Connections between GPUs."""
+    """Connections between the GPUs of a machine."""
 
     relation: tuple[tuple[str, ...], ...]
     """[gpu][gpu]: connection such as ``NV2``, ``PIX`` or ``SYS``."""
     affinity: tuple[str, ...]
-    """CPUs near each GPU, as printed; empty if unknown."""
+    """CPUs near each GPU as printed; empty if unknown."""
 
     def num_nvlinks(self, src: int, dst: int) -> int:
         """Number of NVLinks between two GPUs."""
@@ -56,16 +56,16 @@ class Topology:
 
 @dataclass(frozen=True)
 class DevicePort:
-    """Ports of a GPU."""
+    """Bandwidths of a GPU's ports."""
 
     pcie_bps: float
     nvlink_bps: float
-    """One NVLink, one direction."""
+    """Bytes per second of one NVLink in one direction."""
     max_nvlinks: int
 
 
 def parse_topology(text: str, num_gpus: int) -> Topology | None:
-    """The matrix in the text; None if it does not describe ``num_gpus`` GPUs."""
+    """Parse the matrix; None if the text does not describe ``num_gpus`` GPUs."""
     lines = [_ESCAPE.sub("", line).split("\t") for line in text.splitlines()]
     cells = [[cell.strip() for cell in line] for line in lines]
     head = next((line for line in cells if "GPU0" in line[1:]), None)
@@ -102,6 +102,7 @@ def _nvlinks(topology: Topology, ports: Sequence[DevicePort]) -> Iterator[dict[s
     switched = [gpu for gpu in gpus if sum(counts[gpu]) > ports[gpu].max_nvlinks]
     for gpu in switched:
         bandwidth_bps = max(counts[gpu]) * ports[gpu].nvlink_bps
+        # Half of the latency per link: a path between two GPUs crosses two links of the switch.
         yield _link(f"gpu{gpu}", "nvswitch", bandwidth_bps, NVLINK_LATENCY_S / 2)
     for src, dst in combinations(gpus, 2):
         if counts[src][dst] and not (src in switched and dst in switched):
@@ -128,13 +129,14 @@ def _pcie_links(topology: Topology, ports: Sequence[DevicePort]) -> Iterator[dic
 def _share_node(topology: Topology, a: int, b: int) -> bool:
     """True if two GPUs share a NUMA node."""
     relation, near = topology.relation[a][b], topology.affinity
-    # For GPUs with NVLink the matrix does not show PCIe: the CPUs near them decide.
+    # For GPUs with NVLink the matrix shows NVLinks in place of the PCIe relation, so the CPU
+    # affinity decides.
     are_near = near[a] == near[b] and (near[a] != "" or relation != "SYS")
     return relation in _BELOW_NODE or are_near
 
 
 def _groups(count: int, related: Callable[[int, int], bool]) -> list[list[int]]:
-    """Groups of GPUs that the relation joins, directly or through others."""
+    """Groups of GPUs that the relation connects, directly or through other GPUs."""
     group = list(range(count))
     for src, dst in combinations(range(count), 2):
         if related(src, dst):

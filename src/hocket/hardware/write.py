@@ -77,7 +77,7 @@ def _kind(kind: DeviceKind) -> dict[str, Any]:
 
 
 def _devices(cluster: Cluster) -> Iterator[dict[str, Any]]:
-    """One entry per run of devices that differ only in the number at the end of the name."""
+    """One entry per run of devices that differ only in the number at the end of their names."""
     numbered: Counter[str] = Counter()
     entry: dict[str, Any] = {}
     for device in cluster.devices:
@@ -86,7 +86,7 @@ def _devices(cluster: Cluster) -> Iterator[dict[str, Any]]:
         fresh = _device(device, prefix if is_next else device.name)
         if is_next:
             numbered[prefix] += 1
-            # Names count up from 0 when the file is read, so only a run of them can share an entry.
+            # Reading numbers the names from 0, so only consecutive names can share an entry.
             if entry and "count" in entry and {**entry, "count": 1} == {**fresh, "count": 1}:
                 entry["count"] += 1
                 continue
@@ -140,7 +140,7 @@ def _figures(link: Link) -> dict[str, Any]:
 
 
 def _exact(value: float, scaled: Iterator[tuple[float, str]], quantity: Quantity) -> str | None:
-    """The first short text that reads back as exactly ``value``; None if there is none."""
+    """First short text that reads back as exactly ``value``; None if there is none."""
     for number, unit in scaled:
         if number >= 1 or number == 0:
             text = f"{number:.9g}{unit}"
@@ -180,7 +180,7 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        # JSON escapes the same characters as TOML but for DEL.
+        # JSON escapes the same characters as TOML except DEL.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
         inner = ", ".join(_assignments(value))

@@ -1,1 +1,1 @@
-"""Trainers of other libraries whose steps hocket runs; a module per library, imported by name."""
+"""Trainers of other libraries whose steps hocket runs: one module per library, imported by name."""

@@ -1,15 +1,15 @@
 """Accelerate with hocket: a loop of ``Accelerator`` within a memory budget, and device maps.
 
-accelerator = Accelerator(gradient_accumulation_steps=4, mixed_precision="bf16")
-train, optimizer = prepare(accelerator, model, optimizer, batch, memory="8GiB")
-loader, scheduler = accelerator.prepare(loader, scheduler)
-for batch in loader:
-    with accelerator.accumulate(model):
-        accelerator.backward(train(batch))
-        optimizer.step()
-        optimizer.zero_grad()
+    accelerator = Accelerator(gradient_accumulation_steps=4, mixed_precision="bf16")
+    train, optimizer = prepare(accelerator, model, optimizer, batch, memory="8GiB")
+    loader, scheduler = accelerator.prepare(loader, scheduler)
+    for batch in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(train(batch))
+            optimizer.step()
+            optimizer.zero_grad()
 
-`dispatch` puts a model where an op placement of ``hocket plan --planner auto`` has its modules.
+`dispatch` places the modules of a model on the devices of a plan of ``hocket plan --planner auto``.
 """
 
 # ruff: noqa: E402
@@ -53,9 +53,9 @@ def prepare(
 ) -> tuple[Training, AcceleratedOptimizer]:
     """Prepare a model and an optimizer for a loop of the Accelerator.
 
-    The other arguments mean what they mean in `hocket.prepare`. ``train(batch)`` gives the loss
-    under the Accelerator's autocast; the optimizer skips steps while gradients accumulate. Give
-    neither model nor optimizer to ``accelerator.prepare``; loaders and schedulers as always.
+    The other arguments are those of `hocket.prepare`. ``train(batch)`` returns the loss under the
+    Accelerator's autocast. The optimizer skips steps while gradients accumulate. Do not pass model
+    or optimizer to ``accelerator.prepare``; pass loaders and schedulers as usual.
     """
     if accelerator.distributed_type != DistributedType.NO:
         raise UsageError(
@@ -84,6 +84,6 @@ def device_map(plan: str | Path) -> dict[str, int | str]:
 
 
 def dispatch(model: nn.Module, plan: str | Path) -> nn.Module:
-    """Put the modules of a model on the devices of a plan file, by ``dispatch_model``."""
+    """Place the modules of a model on the devices of a plan file with ``dispatch_model``."""
     found: nn.Module = dispatch_model(model, device_map=device_map(plan), main_device=None)
     return found

@@ -1,11 +1,11 @@
 """``HocketStrategy``: Lightning's ``Trainer`` with a memory budget or a plan.
 
-trainer = lightning.Trainer(strategy=HocketStrategy(memory="8GiB"), max_steps=1000)
-trainer.fit(module, loader)
+    trainer = lightning.Trainer(strategy=HocketStrategy(memory="8GiB"), max_steps=1000)
+    trainer.fit(module, loader)
 
 Lightning keeps its loop: data, schedule, accumulation, clipping, validation, checkpoints. hocket
-runs ``training_step`` of each batch and its backward pass. A traced ``training_step`` does not run
-its Python again, so ``self.log`` in it does nothing; log in ``on_train_batch_end``.
+runs ``training_step`` of each batch and its backward pass. A traced ``training_step`` does not
+execute its Python code again, so ``self.log`` in it has no effect; log in ``on_train_batch_end``.
 """
 
 # ruff: noqa: E402
@@ -34,10 +34,10 @@ __all__ = ["HocketStrategy"]
 
 
 class HocketStrategy(SingleDeviceStrategy):
-    """Trains as Lightning's single-device strategy does, within ``memory`` or by ``plan``.
+    """Single-device strategy of Lightning that trains within ``memory`` or by ``plan``.
 
-    ``memory``, ``plan``, ``on`` and ``async_update`` mean what they mean in `hocket.prepare`.
-    ``prepared`` is the `Training` after the first batch.
+    ``memory``, ``plan``, ``on`` and ``async_update`` are those of `hocket.prepare`. ``prepared`` is
+    the `Training` after the first batch.
     """
 
     strategy_name = "hocket"
@@ -59,10 +59,10 @@ class HocketStrategy(SingleDeviceStrategy):
         }  # fmt: skip
 
     def model_to_device(self) -> None:
-        """Leave the model where it is: `hocket.prepare` places its parameters."""
+        """Do nothing: `hocket.prepare` places the parameters."""
 
     def training_step(self, batch: Any, *more: Any) -> torch.Tensor:
-        """Compute the loss of a batch; its gradients are added by the backward pass."""
+        """Compute the loss of a batch; the backward pass adds its gradients."""
         module = self.lightning_module
         assert module is not None
         if self.prepared is None:
@@ -71,6 +71,7 @@ class HocketStrategy(SingleDeviceStrategy):
                     "HocketStrategy needs automatic optimization with one optimizer",
                     hint="use hocket.prepare in a loop of your own",
                 )
+            # Prepared at the first batch, whose shapes the step is traced with.
             self.prepared = prepare(
                 module, self.optimizers[0], batch, forward=self._forward, **self._settings
             )
@@ -96,7 +97,9 @@ class HocketStrategy(SingleDeviceStrategy):
         model: LightningModule | nn.Module | None = None,
         **_: Any,
     ) -> Any:
-        """Run the forward and backward pass, then the update: hocket looks at both apart."""
+        """Run the forward and backward pass, then the update, because hocket handles them
+        separately.
+        """
         module = model or self.lightning_module
         result = self.precision_plugin._wrap_closure(module, optimizer, closure)  # type: ignore[arg-type]
         if result is not None:  # None: training_step skipped the batch
@@ -106,7 +109,8 @@ class HocketStrategy(SingleDeviceStrategy):
 
 @contextmanager
 def _without_logs(module: LightningModule) -> Iterator[None]:
-    """Replace ``self.log`` while a step is traced or run: traced code would log once."""
+    """Disable ``self.log`` while a step is traced or run, because traced code would log only
+    once."""
 
     def ignored(*_: Any, **__: Any) -> None:
         warnings.warn(

@@ -1,11 +1,11 @@
 """``HocketTrainer``: Hugging Face's ``Trainer`` with a memory budget or a plan.
 
-trainer = HocketTrainer(model, arguments, train_dataset=rows, memory="8GiB")
-trainer.train()
+    trainer = HocketTrainer(model, arguments, train_dataset=rows, memory="8GiB")
+    trainer.train()
 
 The Trainer keeps its loop: data, schedule, accumulation, clipping, logs, evaluation, checkpoints.
 hocket runs the forward and backward pass of each batch. The loss is that of ``compute_loss``, so
-overrides of it, label smoothing and the count of tokens over accumulated batches apply unchanged.
+overrides of it, label smoothing and the token count over accumulated batches apply unchanged.
 """
 
 # ruff: noqa: E402
@@ -31,11 +31,11 @@ __all__ = ["HocketTrainer"]
 
 
 class HocketTrainer(Trainer):  # type: ignore[misc] # transformers has no type information
-    """Trains as ``transformers.Trainer`` does, within ``memory`` or by ``plan``.
+    """Trainer of transformers that trains within ``memory`` or by ``plan``.
 
-    ``memory``, ``plan``, ``on`` and ``async_update`` mean what they mean in `hocket.prepare`; all
-    other arguments are the Trainer's. ``self.prepared`` is the `Training` after the first batch:
-    its ``plan``, ``predicted_step_s`` and, within a budget, ``memory``.
+    ``memory``, ``plan``, ``on`` and ``async_update`` are those of `hocket.prepare`; all other
+    arguments are the Trainer's. ``self.prepared`` is the `Training` after the first batch, with
+    ``plan``, ``predicted_step_s`` and, within a budget, ``memory``.
     """
 
     def __init__(
@@ -64,12 +64,14 @@ class HocketTrainer(Trainer):  # type: ignore[misc] # transformers has no type i
             )
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Create the Accelerator; it must not move a model that does not fit on the device."""
+        """Create the Accelerator without device placement, because the model may not fit on the
+        device.
+        """
         super().create_accelerator_and_postprocess()
         self.accelerator.device_placement = False
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
-        """Leave the model where it is: `hocket.prepare` places its parameters."""
+        """Do nothing: `hocket.prepare` places the parameters."""
 
     def training_step(
         self,
@@ -81,7 +83,8 @@ class HocketTrainer(Trainer):  # type: ignore[misc] # transformers has no type i
         model.train()
         batch: dict[str, Any] = {"inputs": dict(self._prepare_inputs(inputs))}
         if num_items_in_batch is not None:
-            # A tensor, since a traced step would keep the number of its first batch.
+            # Passed as a tensor, because a traced step would keep a Python number of its first
+            # batch.
             batch["num_items"] = torch.as_tensor(num_items_in_batch)
         if self.prepared is None:
             self.prepared = prepare(
@@ -95,7 +98,7 @@ class HocketTrainer(Trainer):  # type: ignore[misc] # transformers has no type i
         return loss.detach()
 
     def _forward(self, model: nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
-        # compute_loss may take labels out of the inputs, which belong to the batch.
+        # compute_loss may remove labels from the inputs, so it gets a copy of the dictionary.
         loss: torch.Tensor = self.compute_loss(
             model, dict(batch["inputs"]), num_items_in_batch=batch.get("num_items")
         )

@@ -1,5 +1,6 @@
-"""Containers of compiled code, allocated in numpy: heaps, sets of small numbers, read-only
-tables."""
+"""Containers for compiled code, allocated with numpy: heaps, sets of small numbers, constant
+tables.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from hocket.base.arrays import BoolArray, FloatArray, LongArray
 
 _T = TypeVar("_T", bound=np.generic)
 ZERO = cast(int, np.int64(0))
-"""0 as a 64-bit number: for a plain 0, numba would compile one more version of a kernel."""
+"""0 as a 64-bit number; a Python int would make numba compile one more version of each kernel."""
 
 
 class Heaps(NamedTuple):
-    """Binary heaps of (key, item), each in its own range of the shared arrays."""
+    """Binary heaps of (key, item); each heap has its own range of the shared arrays."""
 
     key: FloatArray
     item: LongArray
@@ -26,7 +27,7 @@ class Heaps(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """A set of small numbers that keeps the order in which they were added."""
+    """A set of small integers that also lists them in the order in which they were added."""
 
     has: BoolArray
     item: LongArray

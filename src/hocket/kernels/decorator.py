@@ -1,5 +1,4 @@
-"""The decorator `kernel`: functions that are compiled when Python, or a kernel, first calls
-them."""
+"""The decorator `kernel` for functions that are compiled when they are first called."""
 
 from __future__ import annotations
 
@@ -36,10 +35,11 @@ def kernel(function: _F | None = None, *, allocates: bool = False) -> _F | Calla
 
 
 class Kernel(SourceFunction):
-    """A compiled function; the Python function that it was made from is ``function``."""
+    """A compiled function; ``function`` is the Python function from which it is compiled."""
 
     def __init__(self, function: FunctionType, allocates: bool = False) -> None:
         super().__init__(function, allocates)
+        # The wrapper that `flat` generates has no defaults, so they would be lost.
         if function.__defaults__ or function.__kwdefaults__:
             raise TypeError(f"{function.__qualname__} has defaults, which a kernel cannot keep")
         functools.update_wrapper(cast(Any, self), function)
@@ -51,6 +51,7 @@ class Kernel(SourceFunction):
         return self._call(*arguments, **named)
 
     def _first_call(self, *arguments: Any, **named: Any) -> Any:
+        # Without the lock, two threads would compile the same kernel at once.
         with _LOCK:
             if self.entry is None:
                 from hocket.kernels.compiler import compile_entry
@@ -60,7 +61,7 @@ class Kernel(SourceFunction):
 
     @functools.cached_property
     def inner(self) -> Any:
-        """The form that other kernels call."""
+        """Compiled form that other kernels call."""
         from hocket.kernels.compiler import compile_inner
 
         return compile_inner(self)

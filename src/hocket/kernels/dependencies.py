@@ -33,7 +33,7 @@ class SourceFunction:
 
 @dataclass(frozen=True)
 class Dependency:
-    """A named value that a compiled form contains."""
+    """Module, or enclosing function, in which the name was looked up."""
 
     module: str
     """Module, or enclosing function, in which the name was looked up."""
@@ -114,7 +114,8 @@ def _text(value: Any, what: str) -> str:
     if isinstance(value, bool | int | float | complex | str | bytes | np.generic | None):
         return f"{type(value).__name__} {value!r}"
     if isinstance(value, FunctionType | BuiltinFunctionType | np.ufunc):
-        # Those of Python cannot be called from compiled code, the others come with their package.
+        # Compiled code cannot call Python functions, and the others are fixed by their package's
+        # version.
         return f"function {value.__module__}.{value.__name__}"
     raise TypeError(f"compiled code cannot use {what}: it is a {type(value).__name__}")
 
@@ -122,6 +123,8 @@ def _text(value: Any, what: str) -> str:
 @functools.cache
 def _code(code: CodeType) -> str:
     """Text of a code object without its file name and line numbers."""
+    # File name and line numbers are excluded, so that editing another function keeps this kernel's
+    # cache.
     return repr(
         (
             code.co_name, code.co_code.hex(), code.co_exceptiontable.hex(), code.co_flags,

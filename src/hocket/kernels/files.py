@@ -63,7 +63,7 @@ def is_kept(source: SourceFunction, digest: str) -> bool:
 
 
 def tell(message: str) -> None:
-    """Print a message about the kernel cache if it is the first: most others repeat it."""
+    """Print a message about the kernel cache if it is the first one; most later ones repeat it."""
     if not _messages:
         sys.stderr.write(f"hocket: {message}\n")
     _messages.append(message)

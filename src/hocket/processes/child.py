@@ -1,7 +1,8 @@
-"""The worker's side of a worker group; ``live`` must be called first.
+"""The worker's side of a worker group: connection to the parent, heartbeat, exit with the parent.
 
-The first argument names five things: descriptors of the incoming and outgoing frames, the heartbeat
-memory, a pipe that closes when the parent exits, and the parent's process id.
+`live` must be called first. The first command-line argument lists five numbers: descriptors of the
+incoming and outgoing frames, of the heartbeat memory, of a pipe that closes when the parent exits,
+and the parent's process id.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ class Parent:
         self._reader, self._writer, self._progress = reader, writer, progress
 
     def receive(self) -> Frame | None:
-        """Return the next message; None at the end."""
+        """Next message; None after the last one."""
         return self._reader.read()
 
     def send(self, header: dict[str, Any], buffers: Sequence[Any] = ()) -> None:
-        """Send a message; returns once it is written."""
+        """Send a message; returns when it is written."""
         self._writer.put(header, buffers)
         self._writer.flush()
 
     def move(self, step: int) -> None:
-        """Report the current step, which error messages name if this process dies."""
+        """Record the current step, which error messages name if this process dies."""
         self._progress.move(step)
 
 
 def live(work: Callable[[Parent], None]) -> NoReturn:
-    """Run the work of this process and exit; errors are reported to the parent."""
+    """Run ``work`` in this process and exit; errors are reported to the parent."""
     inbox, outbox, memory, life, parent_id = map(int, sys.argv.pop(1).split(","))
     if sys.platform == "linux":
         die_with(parent_id)
@@ -55,7 +56,7 @@ def live(work: Callable[[Parent], None]) -> NoReturn:
     code = _do(work, Parent(FrameReader(inbox), FrameWriter(outbox), progress))
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    # The end of the interpreter would wait for threads of libraries that wait for others.
+    # os._exit, because a normal exit would wait for threads of libraries that wait for other ranks.
     os._exit(code)
 
 
@@ -67,7 +68,7 @@ def _write_whole_lines() -> None:
 
 
 def serve(answer: Callable[[Frame], tuple[dict[str, Any], Sequence[Any]]]) -> NoReturn:
-    """Answer the parent's messages one after another until it closes the connection."""
+    """Answer the parent's messages one by one until the parent closes the connection."""
 
     def work(parent: Parent) -> None:
         while (frame := parent.receive()) is not None:
@@ -81,9 +82,9 @@ def _do(work: Callable[[Parent], None], parent: Parent) -> int:
         work(parent)
         parent.send({"what": "done"})
     except BrokenPipeError:
-        # Nobody listens any more.
+        # The parent has closed the connection or is gone, so nobody can receive a report.
         return _FAILED
-    # Whatever the user's code raises is reported, with its message, by the parent.
+    # The user's code may raise anything; the parent reports it with its message.
     except Exception as error:
         kind = getattr(error, "code", "")
         parent.send({"what": "error", "kind": kind, "message": one_line(error)})

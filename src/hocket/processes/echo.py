@@ -1,7 +1,7 @@
-"""``python -m hocket.processes.echo PORT BYTES``: echo messages over a connection, to measure it.
+"""``python -m hocket.processes.echo PORT BYTES``: echo messages to measure a connection.
 
-Each message is its length in eight bytes, big-endian, and at most BYTES bytes. The process ends
-with the connection.
+Each message is its length in eight bytes, big-endian, and at most BYTES bytes of data. The process
+ends when the connection closes.
 """
 
 from __future__ import annotations

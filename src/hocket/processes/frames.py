@@ -1,7 +1,7 @@
-"""Frames between processes: a JSON object followed by raw buffers whose sizes it lists; never code.
+"""Frames between processes: a JSON object followed by raw buffers, whose sizes it lists.
 
-Reading and writing continue where they stopped, so both work on blocking and non-blocking
-descriptors.
+Frames never contain code (no pickle). Reading and writing resume where they stopped, so both work
+on blocking and non-blocking descriptors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 _LENGTH = struct.Struct(">Q")
 _MAX_HEADER_BYTES = 1 << 32
 _MAX_PARTS = 64
-"""Buffers per ``writev`` call; the system allows 1024."""
+"""Maximum number of buffers per ``writev`` call; Linux allows 1024."""
 
 
 class Frame(NamedTuple):
@@ -27,7 +27,7 @@ class Frame(NamedTuple):
 
 
 class FrameReader:
-    """Reads frames from a descriptor."""
+    """Reads frames from a descriptor, incrementally."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -36,14 +36,14 @@ class FrameReader:
         self._frames = self._receive()
 
     def read(self) -> Frame | None:
-        """The next frame; None if it is incomplete so far, or if the other side has closed
-        (`is_closed`)."""
+        """Next frame; None if it is incomplete, or if the other side has closed (`is_closed`)."""
         return next(self._frames)
 
     def _receive(self) -> Generator[Frame | None, None, None]:
         while True:
             length = yield from self._filled(_LENGTH.size)
             (size,) = _LENGTH.unpack(length)
+            # Text printed by accident into the pipe would be read as a huge length.
             if size > _MAX_HEADER_BYTES:
                 raise ValueError(f"no frame begins with {bytes(length)!r}")
             header = json.loads((yield from self._filled(size)))
@@ -95,6 +95,8 @@ class FrameWriter:
                 count = os.writev(self.descriptor, parts)
             except BlockingIOError:
                 return
+            # A partial write may end inside any buffer: whole buffers are dropped, the next one is
+            # cut.
             while self._waiting and count >= len(self._waiting[0]):
                 count -= len(self._waiting.popleft())
             if count:

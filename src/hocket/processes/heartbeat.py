@@ -1,4 +1,4 @@
-"""Heartbeat and position of a worker, in shared memory that outlives the worker."""
+"""Heartbeat and current step of a worker, in shared memory that outlives the worker."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import struct
 from typing import NamedTuple
 
 BEAT_S = 0.2
-"""Interval of heartbeats."""
+"""Seconds between heartbeats."""
 
 
 class Position(NamedTuple):
-    """Last heartbeat and step of a worker."""
+    """Last heartbeat and current step of a worker."""
 
     beat_s: float
-    """Time of its last heartbeat on the monotonic clock; 0 before the first."""
+    """Time of the last heartbeat on the monotonic clock; 0 before the first."""
     step: int
-    """0 before the first step."""
+    """Current step; 0 before the first."""
 
 
 class Heartbeat:

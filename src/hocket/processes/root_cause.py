@@ -1,4 +1,4 @@
-"""Find the worker that failed first and its cause, from observations of all workers."""
+"""Determine which worker failed first and why, from observations of all workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ CONSEQUENCE = "communication"
 _LIKELY: dict[Cause, int] = {
     "unknown": 0, "another": 1, "exit": 2, "silent": 3, "error": 4, "killed": 5, "memory": 5,
 }  # fmt: skip
-"""Causes in order of likelihood: a killed worker is the cause, one that lost its peer is not."""
+"""Likelihood that a cause is the root cause: a killed worker is one, a worker that lost its peer is
+not.
+"""
 _CLEAR = _LIKELY["silent"]
 _PERHAPS_MEMORY = "the system kills a process that takes too much memory; see the kernel's log"
 _SURELY_MEMORY = "the system ran out of memory and killed a process: use less memory"
@@ -24,19 +26,19 @@ _SURELY_MEMORY = "the system ran out of memory and killed a process: use less me
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """State of one worker, as observed by its parent."""
+    """State of one worker as observed by its parent."""
 
     name: str
     """Display name: ``rank 1 (gpu1)``."""
     doing: str = ""
-    """Description of its last activity."""
+    """Description of the worker's last activity."""
     exit_code: int | None = None
-    """As in `subprocess`; None while it runs."""
+    """Exit code as in `subprocess`; None while the process runs."""
     error: Mapping[str, Any] | None = None
-    """``kind`` and ``message`` of the failure that it reported."""
+    """``kind`` and ``message`` of the error that the worker reported."""
     is_done: bool = False
     silent_s: float | None = None
-    """Seconds since its last heartbeat, if too long; else None."""
+    """Seconds since the last heartbeat if that is too long; else None."""
     last_words: str = ""
     memory_ran_out: bool = False
     """True if the system has killed a process for lack of memory since the start."""
@@ -44,7 +46,7 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True)
 class RootCause:
-    """The worker that failed first, and its cause."""
+    """The worker that failed first, and the cause."""
 
     index: int
     """Index of the worker in its group."""
@@ -55,7 +57,7 @@ class RootCause:
 
     @property
     def is_clear(self) -> bool:
-        """True for a cause of its own; False if it may be a consequence of another failure."""
+        """True if the cause cannot be a consequence of another worker's failure."""
         return _LIKELY[self.cause] >= _CLEAR
 
 
@@ -70,6 +72,7 @@ class ProcessError(RunError):
 def find_root_cause(observations: Sequence[Observation]) -> RootCause:
     """Return the most likely first failure."""
     found = [_root_cause_of(index, seen) for index, seen in enumerate(observations)]
+    # max returns the first of equal maxima: the worker with the lowest index.
     return max(found, key=lambda one: _LIKELY[one.cause])
 
 

@@ -1,7 +1,7 @@
 """Create child processes, all from one thread.
 
-A child asks the kernel to end it with its parent, and the kernel's parent is the thread that
-created it. One thread that lives as long as the process therefore creates all of them.
+A child asks the kernel to end it together with its parent, and for the kernel the parent is the
+thread that created the child. So one thread that lives as long as the process creates all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import IO, Any
 from hocket.base import config
 
 _starters: list[ThreadPoolExecutor] = []
-"""At most one; a forked process creates its own, because threads do not survive a fork."""
+"""At most one executor; a forked process creates its own, because threads do not survive a fork."""
 os.register_at_fork(after_in_child=_starters.clear)
 
 
@@ -35,14 +35,15 @@ def start_module(
     """Start ``python -m module arguments`` with its output redirected to ``output``.
 
     Standard error goes to ``errors``, by default to ``output``. By default the process has its own
-    session, so that Ctrl-C in a terminal reaches only this process. It outlives this process unless
-    it asks for the opposite (`hocket.processes.child`).
+    session, so that Ctrl-C in a terminal reaches only this process. The process outlives this one
+    unless it requests otherwise (`hocket.processes.child`).
     """
     return (
         _starter()
         .submit(
             subprocess.Popen,
-            # Without the working folder on the import path: a file there is no part of the program.
+            # -P keeps the working folder off the import path, where a file could shadow a module of
+            # the program.
             [sys.executable, "-P", "-m", module, *arguments],
             stdin=stdin,
             stdout=output,

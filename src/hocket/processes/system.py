@@ -1,8 +1,8 @@
-"""Process states of Linux, and signals that cannot reach a wrong process.
+"""Read process states of Linux, and send signals that cannot reach a wrong process.
 
 Process ids are reused, so a process is identified by its id and its start time, and is signalled
 through a handle (pidfd) that is opened first and compared afterwards. Only light modules are
-imported, because every process of hocket loads this file.
+imported, because every process of hocket imports this file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SET_PARENT_DEATH_SIGNAL = 1
 _SET_CHILD_SUBREAPER = 36
 
 _GONE = frozenset("ZX")
-"""States of processes that no longer run: zombies stay until their parent waits for them."""
+"""States of processes that no longer run; zombies exist until their parent waits for them."""
 
 
 class Process(NamedTuple):
@@ -26,7 +26,7 @@ class Process(NamedTuple):
 
     pid: int
     start_ticks: int
-    """Clock ticks since boot."""
+    """Start time in clock ticks since boot."""
     parent: int
 
 
@@ -37,7 +37,8 @@ def process(pid: int) -> Process | None:
             content = file.read().decode(errors="replace")
     except OSError:
         return None
-    # The name of the program is in brackets and may hold anything, brackets too.
+    # The program name is in brackets and may contain any characters, brackets too, so fields are
+    # counted from the last bracket.
     fields = content.rpartition(")")[2].split()
     if len(fields) < 20 or fields[0] in _GONE:
         return None
@@ -59,7 +60,7 @@ def marked(variable: str) -> list[Process]:
 
 
 def descendants(pid: int) -> list[Process]:
-    """All descendants of a process, without itself."""
+    """All descendants of a process, without the process itself."""
     return [found for found in _family(processes(), {pid}) if found.pid != pid]
 
 
@@ -85,12 +86,13 @@ def _family(everything: Iterable[Process], roots: set[int]) -> list[Process]:
 
 
 def send(target: Process, number: signal.Signals) -> bool:
-    """Signal a process unless it is gone, even if its id has been reused."""
+    """Signal a process; False if it is gone, even if its id has been reused."""
     try:
         handle = os.pidfd_open(target.pid)
     except OSError:
         return False
     try:
+        # The handle now pins the process, so the comparison of start times cannot become outdated.
         now = process(target.pid)
         if now is None or now.start_ticks != target.start_ticks:
             return False
@@ -109,8 +111,8 @@ def send_all(targets: Iterable[Process], number: signal.Signals) -> None:
 
 
 def end_marked(variable: str) -> bool:
-    """Kill all processes with ``variable`` in their environment; True once there are none."""
-    # Looks twice, because what is born while one looks may be overlooked.
+    """Kill all processes with ``variable`` in their environment; True when none is left."""
+    # Two passes, because a process that starts during the first pass may be missed by it.
     for _ in range(2):
         if left := marked(variable):
             send_all(left, signal.SIGKILL)
@@ -123,14 +125,14 @@ def is_at_work(pid: int) -> bool:
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{task}/stat", "rb") as file:
-                # The name of a thread may hold anything; its state stands behind the last bracket.
+                # The thread name may contain any characters; the state follows the last bracket.
                 if file.read().rpartition(b")")[2].split()[0] in (b"R", b"D"):
                     return True
     return False
 
 
 def memory_kills() -> int:
-    """Number of processes killed for lack of memory, also in groups with a limit."""
+    """Number of processes killed for lack of memory since boot, also by control-group limits."""
     with contextlib.suppress(OSError), open("/proc/vmstat") as file:
         for line in file:
             if line.startswith("oom_kill "):
@@ -139,18 +141,18 @@ def memory_kills() -> int:
 
 
 def boot() -> str:
-    """Identifier of the current boot: process ids have no meaning after the next one."""
+    """Identifier of the current boot; process ids of earlier boots are meaningless."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
     return ""
 
 
 _LIBRARY = ctypes.CDLL(None)
-"""Loaded at import, because nothing should be loaded between fork and exec."""
+"""Loaded at import, because loading libraries between fork and exec is unsafe."""
 
 
 def adopt_orphans() -> None:
-    """Make this process the new parent of descendants that lose theirs (subreaper)."""
+    """Make this process the new parent of descendants that lose their parent (subreaper)."""
     _LIBRARY.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -158,5 +160,5 @@ def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
     """Request a signal for this process when its parent ends; for use between fork and exec."""
     _LIBRARY.prctl(_SET_PARENT_DEATH_SIGNAL, number)
     if os.getppid() != parent:
-        # It ended before the signal was sent.
+        # The parent ended before the request, so the kernel will never send the signal.
         signal.raise_signal(number)

@@ -1,4 +1,4 @@
-"""A worker process of a group, from its parent's side."""
+"""A worker process of a group, as its parent handles it: pipes, heartbeat, captured output."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from hocket.processes.root_cause import Observation
 from hocket.processes.start import start_module
 
 _PIPE_BYTES = 1 << 20
-"""Capacity of a pipe; the system may grant less."""
+"""Requested capacity of a pipe; the system may grant less."""
 _MAX_WORDS_BYTES = 1 << 24
-"""Most output that is kept; beyond it only the end."""
+"""Maximum size of captured output; of longer output only the end is retained."""
 _LAST_WORDS_BYTES = 1 << 12
 _STDOUT, _STDERR = 1, 2
 
@@ -35,18 +35,18 @@ class WorkerSpec:
     name: str
     """Display name: ``rank 1 (gpu1)``."""
     module: str
-    """Run as ``python -m``; it calls `child.live` or `child.serve`."""
+    """Module to run with ``python -m``; it calls `child.live` or `child.serve`."""
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to the environment of this process."""
+    """Variables added to the environment of this process."""
     folder: str | None = None
-    """Working directory; None for that of this process."""
+    """Working directory; None means that of this process."""
     describe: Callable[[Position], str] = lambda position: ""
-    """Describe the activity at a position for messages, such as ``running op …``."""
+    """Function that describes the activity at a position for messages, such as ``running op …``."""
     shows_output: bool = False
-    """True to show its output on our standard error; else only the end is kept."""
+    """True to pass output to our standard error; otherwise only its end is captured."""
     has_our_stdout: bool = False
-    """True to show its standard output on ours, if output is shown at all."""
+    """True to pass standard output to ours, if output is shown at all."""
 
 
 class Worker:
@@ -58,7 +58,7 @@ class Worker:
         self.error: Mapping[str, Any] | None = None
         self.started_s = time.monotonic()
         self._words = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
-        # So that it can be emptied while others write.
+        # With O_APPEND, writers continue at the new end after the file is truncated.
         fcntl.fcntl(self._words, fcntl.F_SETFL, os.O_APPEND)
         self._last_words = b""
         child_in, our_out = _pipe()
@@ -104,7 +104,7 @@ class Worker:
     # ── what is seen of it ──
 
     def observe(self, silent_s: float | None, *, memory_ran_out: bool) -> Observation:
-        """Return the state that decides the root cause of a failure."""
+        """State that determines the root cause of a failure."""
         return Observation(
             name=self.spec.name,
             doing=self.spec.describe(self.progress.read()),
@@ -119,6 +119,7 @@ class Worker:
     @property
     def is_stopped(self) -> bool:
         """True if a signal has stopped the process, so that it cannot answer."""
+        # WNOWAIT leaves the state in place, so that later calls and `poll` still see it.
         options = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
         with contextlib.suppress(ChildProcessError):
             return os.waitid(os.P_PID, self.process.pid, options) is not None

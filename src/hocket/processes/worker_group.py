@@ -1,7 +1,7 @@
 """A group of worker processes, and the event loop that exchanges messages with them.
 
-Everything happens in the calling thread: frames are read and written without blocking, so large
-ones go in both directions at once and no thread has to be joined at the end.
+Everything runs in the calling thread. Frames are read and written without blocking, so large frames
+go in both directions at once, and no thread has to be joined at the end.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from hocket.processes.worker import Worker, WorkerSpec
 
 _LOOK_S = 0.1
 _CAUSE_S = 0.7
-"""Wait for the root cause: the failure of one worker makes others fail."""
+"""Seconds to wait for the root cause, because the failure of one worker makes others fail."""
 _EXIT_S = 20.0
-"""Wait for the exit of a worker that has closed its pipe, which takes a while on a busy machine."""
+"""Seconds to wait for the exit of a worker that has closed its pipe; long, for busy machines."""
 _END_TRIES, _END_S = 200, 0.01
 _START_FACTOR = 4
-"""Timeouts are longer before the first step: imports of large libraries delay heartbeats."""
+"""Timeouts are longer before the first step, because imports of large libraries delay heartbeats.
+"""
 _MARK = "HOCKET_WORKER_GROUP"
 
 
@@ -43,11 +44,11 @@ class Timeouts:
     """Seconds without a heartbeat after which a worker counts as stopped."""
 
     start_s: float = 120.0
-    """Before its first heartbeat."""
+    """Limit before the first heartbeat."""
     silence_s: float = 5.0
-    """Later, if the system also reports no activity of the process."""
+    """Limit afterwards, if the system also reports no activity of the process."""
     stopped_s: float = 2.0
-    """If the system reports the process as stopped by a signal."""
+    """Limit if the system reports that a signal has stopped the process."""
 
 
 class Message(NamedTuple):
@@ -68,7 +69,9 @@ class WorkerGroup:
         timeouts: Timeouts | None = None,
         on_wait: Callable[[Sequence[Position]], None] = lambda positions: None,
     ) -> None:
-        """``on_wait`` is called now and then with the positions of the workers."""
+        """Prepare a group; ``on_wait`` is called from time to time with the positions of the
+        workers.
+        """
         self._specs, self._timeouts, self._on_wait = specs, timeouts or Timeouts(), on_wait
         self._workers: list[Worker] = []
         self._inbox: deque[Message] = deque()
@@ -77,7 +80,7 @@ class WorkerGroup:
         self._reaper: subprocess.Popen[bytes] | None = None
         self._mark = secrets.token_hex(16)
         self._owner = os.getpid()
-        """A forked process must not end the workers of its parent."""
+        """Process that owns the workers: a forked copy must not end them."""
         self._looked_s = time.monotonic()
         self._memory_kills = system.memory_kills()
 
@@ -115,13 +118,13 @@ class WorkerGroup:
             self._life = None
 
     def kill(self) -> None:
-        """Kill all workers; any thread may call this, and `receive` then raises."""
+        """Kill all workers; may be called from any thread, and makes `receive` raise."""
         for worker in self._workers if os.getpid() == self._owner else ():
             worker.process.kill()
 
     @property
     def process_ids(self) -> list[int]:
-        """In the order of the specs."""
+        """Process ids in the order of the specs."""
         return [worker.process.pid for worker in self._workers]
 
     def send(self, index: int, header: dict[str, Any], buffers: Sequence[Any] = ()) -> None:
@@ -153,7 +156,7 @@ class WorkerGroup:
     # ── one turn of the loop ──
 
     def _exchange(self, timeout_s: float) -> None:
-        """Read and write what is ready, after waiting for at most ``timeout_s``."""
+        """Read and write what is ready, after waiting at most ``timeout_s``."""
         for key, events in self._selector.select(timeout_s):
             worker = key.data
             if key.fd == worker.writer.descriptor:
@@ -162,7 +165,7 @@ class WorkerGroup:
                 self._read(worker)
 
     def _write(self, worker: Worker) -> None:
-        # A dead worker reads nothing; `_look_after` notices its death.
+        # A dead worker reads nothing; `_look_after` detects its death and reports the cause.
         is_broken = False
         try:
             worker.writer.flush()
@@ -218,15 +221,17 @@ class WorkerGroup:
         silent_s = worker.silent_s
         if silent_s <= limit_s:
             return None
-        # Heartbeats come from a thread of their own, which does not run either on a busy machine or
-        # while an op holds the interpreter lock.
+        # Heartbeats come from a separate thread, which does not run either on a busy machine or
+        # while an op holds the interpreter lock. So activity that the system reports counts as
+        # life.
         return silent_s if worker.is_stopped or not worker.is_at_work else None
 
     def _failure(self) -> ProcessError:
-        """Return the error of the worker that most likely failed first."""
+        """Error of the worker that most likely failed first."""
         since_s = time.monotonic()
         while True:
-            # Read before the root cause, so that a worker that exits in between counts as running.
+            # Read before the root cause: a worker that exits between both lines counts as running,
+            # and is examined again in the next turn.
             have_ended = all(_has_ended(worker) for worker in self._workers)
             found, waited_s = self._root_cause(), time.monotonic() - since_s
             patience_s = _EXIT_S if found.cause == "unknown" else _CAUSE_S
@@ -282,7 +287,7 @@ def _has_ended(worker: Worker) -> bool:
 
 
 def _has_more_to_say(worker: Worker) -> bool:
-    """True if unread messages remain; only then an exited worker is not an error."""
+    """True if unread messages remain, which may explain why the worker has exited."""
     if worker.reader.is_closed:
         return False
     return bool(select.select([worker.reader.descriptor], [], [], 0)[0])
