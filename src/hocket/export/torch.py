@@ -29,8 +29,7 @@ def data_kind(config: ParallelConfig, *, splits_backward: bool) -> DataKind:
     reduced after the last backward. The same holds if tensor-parallel ranks hold shards of
     matrices, which DDP does not support. ZeRO 1 and 2 keep weights gathered for the whole step.
     PyTorch's pipelines sum the unsharded gradients of microbatches and divide them once at the end,
-    so ZeRO 1
-    and 2 are the same program.
+    so ZeRO 1 and 2 are the same program.
     """
     if config.data == 1:
         return "none"

@@ -17,8 +17,9 @@ _MAX_DEVICES = 1024
 def stated_cluster(meta: Mapping[str, Any], name: str = "file") -> Cluster:
     """Cluster of the accelerators and CPUs in ``meta["cluster"]`` of a graph, around one host.
 
-    The file states the times of its ops and transfers, so the rates here are placeholders: one op and
-    one byte per nanosecond. A transfer crosses two links, one out of a device and one into another.
+    The file states the times of its ops and transfers, so the rates here are placeholders: one op
+    and one byte per nanosecond. A transfer crosses two links, one out of a device and one into
+    another.
     """
     stated = meta.get("cluster", {})
     stated = stated if isinstance(stated, Mapping) else {}
