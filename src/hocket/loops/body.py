@@ -1,8 +1,8 @@
 """Read a loop body by abstract interpretation: turn its statements into array accesses.
 
-Every name is mapped to an abstract value: a number with its index form, or the views of arrays that
-it may refer to. Inner loops are read until nothing changes and branches are joined, so the accesses
-found cover every possible execution.
+Every name is mapped to an abstract value: a number with its index form, or the views of arrays to
+which it may refer. Inner loops are read repeatedly until no value changes, and branches are joined.
+The accesses found therefore cover every possible execution.
 """
 
 from __future__ import annotations
@@ -28,41 +28,43 @@ from hocket.loops.form import (
 )  # fmt: skip
 from hocket.loops.scope import Scope
 
+# Values only grow more general, so few rounds suffice; a loop that needs more is refused.
 _MAX_ROUNDS = 6
 Range = tuple[Scalar, Scalar, Scalar]
-"""Start, stop and step."""
+"""Start, stop and step of a loop."""
 
 
 @dataclass(frozen=True)
 class LoopLevel:
-    """One loop of a nest, and the statements before the next loop."""
+    """One loop of a nest, and the statements between it and the next inner loop."""
 
     node: ast.For
     prelude: tuple[ast.stmt, ...] = ()
 
     @property
     def name(self) -> str:
-        """The loop's variable."""
+        """Name of the loop's variable."""
         assert isinstance(self.node.target, ast.Name)
         return self.node.target.id
 
 
 def parts_of(levels: Sequence[LoopLevel]) -> list[Sequence[ast.stmt]]:
-    """Return the statements of a nest per level: those between the loops, then the body."""
+    """Statements of a nest per level: those between the loops, then the innermost body."""
     return [*(level.prelude for level in levels[:-1]), levels[-1].node.body]
 
 
 def read_nest(
     levels: Sequence[LoopLevel], scope: Scope, carried: Iterable[str]
 ) -> tuple[Body, tuple[Range, ...], tuple[Access, ...], dict[str, str]]:
-    """Return one iteration's accesses, the loops' ranges, accesses between loops, number kinds.
+    """Accesses of one iteration, ranges of the loops, accesses between the loops, and number kinds.
 
-    ``carried`` names the scalars carried from one iteration to the next (reductions); the last
+    ``carried`` names the scalars that one iteration passes to the next (reductions). The last
     result maps each of them to the kind of number that is added to it.
     """
     dims = tuple(level.name for level in levels)
     written: frozenset[str] = frozenset()
-    # Elements are keys only if the loop never writes their array, which the first pass finds out.
+    # An element of an index array can be a key only if the loop never writes that array. The first
+    # pass finds the written arrays, the second uses them.
     for _ in range(2):
         reader = _Reader(scope, dims, written, scope.names)
         reader.added = {name: [] for name in carried}
@@ -112,7 +114,7 @@ class _Reader(Calls):
             case ast.If(test, body, orelse):
                 holding, failing = self.condition(test, environment)
                 other, outside = dict(environment), self.positive
-                # Forms use values from before the loop, so what holds here holds in all of the
+                # Index forms refer to values before the loop, so a condition holds in the whole
                 # branch.
                 self.positive = (*outside, *holding)
                 self.block(body, environment)
@@ -128,6 +130,8 @@ class _Reader(Calls):
                 self.value(value, environment)
             case ast.Pass() | ast.Continue():
                 pass
+            # A break of an inner loop only shortens that loop, which the joined accesses already
+            # cover.
             case ast.Break() if self.loop_depth:
                 pass
             case ast.Return(value) if self.call_depth:
@@ -147,7 +151,7 @@ class _Reader(Calls):
         self.protect(node.target)
         start, stop, step = self.range_of(node.iter, environment)
         atom = inner_atom(node)
-        # Only a step of 1 covers a run of cells without gaps.
+        # Only a step of 1 covers a contiguous run of cells.
         is_plain = step.linear == Linear(const=1)
         self.inner[atom] = (
             Inner(start.text, stop.text, start.linear, stop.linear)
@@ -178,7 +182,8 @@ class _Reader(Calls):
         variable = node.target.id if isinstance(node, ast.For) else None  # type: ignore[attr-defined]
         self.loop_depth += 1
         for _ in range(_MAX_ROUNDS):
-            # Every round records anew: the values of the last one cover all earlier ones.
+            # Each round starts anew, because the values of the last round cover those of all
+            # earlier ones.
             self.accesses = list(kept)
             after = dict(environment)
             if isinstance(node, ast.While):
@@ -186,8 +191,8 @@ class _Reader(Calls):
             self.block(body, after)
             last = after.get(variable) if variable is not None else None
             if variable is not None:
-                # The next iteration begins with the loop's own value, whatever the body has
-                # assigned.
+                # The next iteration starts with the loop's own value, whatever the body assigned to
+                # the variable.
                 after[variable] = environment[variable]
             before = dict(environment)
             _join(environment, after)
@@ -197,11 +202,13 @@ class _Reader(Calls):
             raise Refusal(f"names keep changing in the loop at line {node.lineno}", node.lineno)
         self.loop_depth -= 1
         if variable is not None and last is not None:
-            # After the loop the variable is some number of the range, or what the body made it.
+            # After the loop the variable is either the last number of the range or what the body
+            # assigned.
             environment[variable] = merged([Scalar(None, None, "int"), last])
 
     def note_carried(self, target: ast.expr, value: ast.expr, environment: Environment) -> None:
-        """Record the number kind of ``e`` in ``s = s + e`` or ``s = max(s, e)`` for a carried s."""
+        """Record the kind of ``e`` in ``s = s + e`` or ``s = max(s, e)`` for a carried name
+        ``s``."""
         if not isinstance(target, ast.Name) or target.id not in self.added or self.call_depth:
             return
         sides = (
@@ -234,7 +241,7 @@ class _Reader(Calls):
                 raise not_understood(target)
 
     def items(self, target: ast.expr, elts: list[ast.expr], value: Value) -> Sequence[Value]:
-        """Values that a tuple of targets gets."""
+        """Values that the targets of a tuple assignment receive."""
         if any(isinstance(element, ast.Starred) for element in elts):
             raise not_understood(target)
         if isinstance(value, Tuple) and len(value.items) == len(elts):
@@ -267,12 +274,12 @@ class _Reader(Calls):
 
 
 def inner_atom(loop: ast.For) -> str:
-    """Name of the atom of an inner loop's variable."""
+    """Name that identifies the variable of an inner loop, by its position in the source."""
     return f"{ast.unparse(loop.target)}@{loop.lineno}:{loop.col_offset}"
 
 
 def _added(target: ast.Subscript, value: ast.BinOp) -> ast.expr | None:
-    """Return ``e`` if an assignment is an update such as ``A[k] = A[k] + e``, else None."""
+    """Return ``e`` if an assignment is an update such as ``A[k] = A[k] + e``; None otherwise."""
     text = ast.unparse(target)
     if isinstance(value.op, (ast.Add, ast.Sub)) and ast.unparse(value.left) == text:
         return value.right

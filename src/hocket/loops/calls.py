@@ -1,8 +1,8 @@
 """Evaluate calls symbolically: pure library functions, array methods and plain helper functions.
 
 The body of a helper is read with the actual arguments, so its accesses are recorded for the
-caller's arrays. A call that is not known to be free of side effects is refused: it may keep state,
-such as a random generator, or write into its arguments.
+caller's arrays. A call that is not known to be free of side effects is refused, because it may have
+hidden state, such as a random generator, or write into its arguments.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BUILTINS: dict[str, Kind] = {
     "abs": "unknown", "min": "unknown", "max": "unknown", "pow": "unknown", "int": "int",
     "float": "float", "bool": "bool", "len": "int", "round": "unknown",
 }  # fmt: skip
-# Most positional arguments of each function: one more would be an array to write into.
+# Maximum number of positional arguments; one more would be an output array (``out``).
 _REDUCERS = {
     "sum": 2, "dot": 2, "vdot": 2, "inner": 2, "mean": 2, "max": 2, "min": 2, "amax": 2, "amin": 2,
     "argmax": 2, "argmin": 2, "prod": 2, "any": 1, "all": 1, "std": 1, "var": 1, "searchsorted": 2,
@@ -50,6 +50,7 @@ _FRESH_METHODS = ("dot", "copy", "astype", "flatten", "cumsum")
 VIEW_METHODS = frozenset({"reshape", "ravel", "transpose", "view", "swapaxes"})
 WRITE_METHODS = frozenset({"fill", "sort"})
 _KEYWORDS = frozenset({"dtype", "axis", "shape", "fill_value"})
+# Also ends the reading of helpers that call themselves.
 _MAX_CALL_DEPTH = 8
 
 
@@ -61,6 +62,7 @@ def pure_call(path: str, num_args: int, keywords: set[str]) -> tuple[Result, Kin
     if module == "math" and callable(getattr(math, name, None)) and not keywords:
         is_whole = name in ("floor", "ceil", "trunc", "gcd", "comb")
         return "scalar", "int" if is_whole else "float"
+    # Other keywords, such as ``out`` and ``where``, make a function write into an argument.
     if module != "numpy" or not keywords <= _KEYWORDS:
         return None
     found = getattr(np, name, None)
@@ -106,7 +108,7 @@ class Calls(Expressions):
         numbers = [self.consume(value, node) for value in values]
         if pure[0] == "fresh" or (pure[0] == "elementwise" and any(map(views_in, values))):
             return FRESH
-        # An index through int() stays a linear form.
+        # int() of an integer returns the number itself, so an index keeps its linear form.
         if path == "builtins.int" and len(numbers) == 1 and numbers[0].kind == "int":
             return numbers[0]
         if path in ("builtins.min", "builtins.max", "builtins.abs"):
@@ -149,12 +151,13 @@ class Calls(Expressions):
                 "give every argument by position, and do not recurse",
                 node.lineno,
             )
-        # A local that some branch leaves unbound is no global of the same name.
+        # A local variable that some branch leaves unbound must not be mistaken for a global of that
+        # name.
         frame: Environment = dict.fromkeys(stored_names(helper.node.body), UNKNOWN)
         for name, argument in zip(plain, node.args, strict=True):
             frame[name] = self.value(argument, environment)
         kept = self.names, self.returns, self.loop_depth
-        # A `break` or `return` in a helper leaves the helper's loops only.
+        # ``break`` and ``return`` in a helper only leave the helper, not the loop that calls it.
         self.names, self.returns, self.loop_depth = helper.names, [], 0
         self.call_depth += 1
         self.block(helper.node.body, frame)

@@ -1,9 +1,9 @@
 """Choose the cheapest legal schedule of a call by predicted time.
 
 Every option is cut into tiles for the actual data. Its predicted time is that of the longest chain
-of tiles, plus the transfer of moved bytes, plus a constant per tile; the time of an iteration is
+of tiles, plus the transfer of moved bytes, plus a constant per tile. The time of an iteration is
 estimated from the operations in the body. An exact schedule is preferred if it takes at most 1.5
-times as long as the cheapest, and a buffered one is chosen only if there is no other.
+times as long as the cheapest. A buffered schedule is chosen only if there is no other.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from hocket.loops.tiles import TileCosts, Tiling, tiling_of
 from hocket.loops.verdict import LoopOption
 
 STEP_S = 30e-6
-"""Seconds to wake a worker for a tile."""
+"""Seconds to start a tile on a worker."""
 BYTES_PER_S = 5e9
-"""Memory bandwidth of one core for scattered rows."""
+"""Bytes per second of one core for scattered rows."""
 NEIGHBOURS_BYTES_PER_S = 20e9
-"""Memory bandwidth of one core for neighbouring cells."""
+"""Bytes per second of one core for neighbouring cells."""
 OPERATION_S = 0.3e-9
-"""Seconds of an operation in a dependent chain: stencils, sums, gathered rows."""
+"""Seconds per operation in a dependent chain: stencils, sums, gathered rows."""
 VECTOR_OPERATION_S = 0.05e-9
-"""Seconds of an operation in an inner loop that the compiler vectorises."""
+"""Seconds per operation in an inner loop that the compiler vectorises."""
 CALL_OPERATIONS = 20
 """Cost of a call such as ``exp``, in operations."""
 UNKNOWN_LENGTH = 8.0
-"""Assumed number of iterations of an inner loop whose range is not known."""
+"""Assumed number of iterations of an inner loop with an unknown range."""
 _INSTRUCTIONS = {
     "sqrt": CALL_OPERATIONS, "abs": 1, "fabs": 1, "min": 1, "max": 1, "floor": 1, "ceil": 1,
 }  # fmt: skip
 """Cost of calls that compile to vector instructions, in operations."""
 _LISTED_BYTES = 64
-"""Estimated bytes read to pick one iteration from a list: its indices and scattered cells."""
+"""Bytes read to look up one iteration in a list: its indices and scattered cells."""
 
 
 @dataclass(frozen=True)
 class TiledOption:
-    """An option with its tiles and their predicted cost."""
+    """A legal schedule with its tiles and their predicted cost."""
 
     option: LoopOption
     space: Space
@@ -60,7 +60,7 @@ class TiledOption:
 
     @property
     def iteration_s(self) -> float:
-        """Predicted time of one iteration in a tile, including picking it from a list."""
+        """Predicted time of one iteration in a tile, including its lookup in a list."""
         picked_s = _LISTED_BYTES / BYTES_PER_S if self.option.shape.is_listed else 0.0
         return self.work_s / max(self.tiling.num_iterations, 1) + picked_s
 
@@ -82,7 +82,8 @@ class TiledOption:
     @property
     def _costs(self) -> TileCosts:
         moved_s = self.moved_bytes / BYTES_PER_S
-        # Either rows go with tiles that follow one of another worker, or all is exchanged at once.
+        # Rows move either to each tile that waits for another worker's tile, or all at once at the
+        # end of a step.
         num_handed = sum(1 for tile in self.tiling.tiles if tile.after)
         handed_s = moved_s / num_handed if num_handed else 0.0
         steps = self.tiling.num_steps if self.option.buffered else 1
@@ -112,7 +113,8 @@ def choose(
                 raise found
             _check_private(option, values)
             _check_flags(option, values)
-            # Which dimension stays with its worker decides how many bytes move.
+            # Both orientations are tried, because the number of moved bytes depends on the
+            # dimension that stays.
             for turned in _orientations(option):
                 steps = _num_steps(turned, found, num_workers, max_delay)
                 tiling = tiling_of(found, turned.shape, num_workers, steps)
@@ -126,10 +128,10 @@ def choose(
 
 
 def _best(candidates: Sequence[TiledOption]) -> TiledOption | None:
-    """Return the cheapest candidate, or an exact one if it takes at most 1.5 times as long.
+    """The cheapest candidate, or an exact one if it takes at most 1.5 times as long.
 
-    Buffered candidates deviate by the user's permission; they are considered only without
-    others.
+    Buffered candidates give other results, with the user's permission. They are considered only if
+    there are no others.
     """
     allowed = [each for each in candidates if not each.option.buffered] or candidates
     cheapest = min(allowed, key=lambda each: each.predicted_s, default=None)
@@ -141,19 +143,22 @@ def _best(candidates: Sequence[TiledOption]) -> TiledOption | None:
 
 
 def _orientations(option: LoopOption) -> list[LoopOption]:
-    """Return a rotation with its two dimensions as rows and columns, and the other way round."""
+    """A rotation in both orientations: each of its dimensions as the one that stays with a
+    worker."""
     shape = option.shape
     if shape.kind != "rotation":
         return [option]
     turned = replace(option, shape=Shape("rotation", shape.time, shape.space))
     if shape.is_listed:
         return [option, turned]
-    # Two real loops: blocks of rows stay, blocks of columns move.
+    # For two real loops the kernel expects the outer loop's blocks to stay and the inner loop's to
+    # move.
     return [option if shape.space == option.reading.dims[0] else turned]
 
 
 def _check_private(option: LoopOption, values: Mapping[str, Any]) -> None:
-    """Refuse scratch arrays that are not filled, or whose last content no worker knows."""
+    """Refuse scratch arrays that are not filled completely, or whose final content no worker
+    has."""
     shape, line = option.shape, option.reading.line
     knows_last = shape.is_listed or shape.kind in ("independent", "rotation")
     knows_last |= shape.kind == "1d" and shape.space == option.reading.dims[0]
@@ -170,7 +175,7 @@ def _check_private(option: LoopOption, values: Mapping[str, Any]) -> None:
 
 
 def _check_flags(option: LoopOption, values: Mapping[str, Any]) -> None:
-    """Raise `Refusal` if a flag is no bool before the loop: it keeps that value if never set."""
+    """Refuse a flag that is not a bool before the loop, because an unset flag keeps that value."""
     for reduction in option.reading.reductions:
         is_bool = isinstance(values.get(reduction.name), (bool, np.bool_))
         if reduction.kind == "bool" and not is_bool:
@@ -178,22 +183,23 @@ def _check_flags(option: LoopOption, values: Mapping[str, Any]) -> None:
 
 
 def _num_steps(option: LoopOption, space: Space, num_workers: int, max_delay: int | None) -> int:
-    """Number of steps; buffered arrays are exchanged after each step."""
+    """Number of steps in which the loop runs; buffered arrays are exchanged after each step."""
     if not option.buffered or option.shape.kind not in ("independent", "1d"):
         return 1
-    # A sixteenth of the pass: exchanges cost little then, and no change is seen very late.
+    # A sixteenth of the pass by default: exchanges then cost little, and changes are not seen too
+    # late.
     delay = max_delay or max(space.num_iterations // 16, 1)
     return max(1, min(-(-space.num_iterations // (delay * num_workers)), 4096))
 
 
 def _moved_bytes(option: LoopOption, space: Space, tiling: Tiling) -> int:
-    """Bytes that move between workers in one pass."""
+    """Number of bytes that move between workers in one pass."""
     workers = tiling.num_workers
 
     def total(names: frozenset[str] | set[str]) -> int:
         return sum(int(getattr(space.values[name], "nbytes", 0)) for name in names)
 
-    # A replica is filled once and merged once for each exchange.
+    # A replica is filled at the start, and merged at every exchange.
     found = total(option.private) + 2 * workers * total(option.summed)
     found += 2 * workers * tiling.num_steps * total(option.buffered)
     if option.shape.kind == "rotation":
@@ -208,7 +214,7 @@ def _moved_bytes(option: LoopOption, space: Space, tiling: Tiling) -> int:
 
 
 def work_s(space: Space) -> float:
-    """Estimated time of the loop on one core: its operations, each at a typical time."""
+    """Estimated time of the loop on one core: its operations, each with a typical time."""
     reading = space.reading
     body_s = sum(_seconds(statement, space) for statement in reading.statements)
     turns = float(space.num_iterations)
@@ -220,7 +226,9 @@ def work_s(space: Space) -> float:
 
 
 def _seconds(node: ast.AST, space: Space) -> float:
-    """Estimated time of a statement; an inner loop's body is counted once per iteration."""
+    """Estimated time of a statement; the body of an inner loop counts once per iteration of that
+    loop.
+    """
     if isinstance(node, (ast.For, ast.While)):
         turns = UNKNOWN_LENGTH
         if isinstance(node, ast.For):
@@ -235,7 +243,7 @@ def _seconds(node: ast.AST, space: Space) -> float:
 
 @lru_cache(maxsize=1024)
 def _operations(node: ast.AST) -> int:
-    """Number of operations of a statement; an inner loop that is entered often asks again."""
+    """Number of operations of a statement; cached, because inner loops are estimated often."""
     kinds = (ast.BinOp, ast.Compare, ast.Subscript, ast.AugAssign, ast.UnaryOp)
     count = sum(1 for part in ast.walk(node) if isinstance(part, kinds))
     return count + sum(_INSTRUCTIONS.get(name, CALL_OPERATIONS) for name in _called([node]))
@@ -247,7 +255,7 @@ def _vector_turns(turns: float) -> float:
 
 
 def _called(nodes: Sequence[ast.AST]) -> list[str]:
-    """Last parts of the names of called functions."""
+    """Last component of the name of every called function."""
     parts = (part for node in nodes for part in ast.walk(node))
     return [ast.unparse(p.func).rpartition(".")[2] for p in parts if isinstance(p, ast.Call)]
 
@@ -289,7 +297,7 @@ def _is_next_to(cell: ast.Subscript, turn: str, assigned: frozenset[str]) -> boo
 
 
 def _row_length(line: int, space: Space) -> float:
-    """Elements of the largest whole-row access at a source line; 1 if there is none."""
+    """Number of elements of the largest whole-row access in a source line; 1 if there is none."""
     lengths = [1]
     for access in space.reading.body.accesses:
         if access.line == line and access.array in space.values:

@@ -1,7 +1,7 @@
-"""Compile generated kernels; compiled code is cached on disk by the digest of source and options.
+"""Compile generated kernels, and cache them on disk by the digest of their source and options.
 
 The source that runs is always generated in this process from the user's function. The cache folder
-holds compiled code only; an entry that cannot be used is compiled again.
+contains compiled code only. An entry that cannot be used is compiled again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class CompileOptions:
     """Compile options of a kernel."""
 
     fastmath: bool = False
-    """True if sums may be reassociated: faster, but the bits differ from plain Python."""
+    """True if sums may be reassociated, which is faster but changes bits of the result."""
     boundscheck: bool = True
 
 
@@ -40,7 +40,8 @@ def compiled(text: str, options: CompileOptions) -> Kernel:
         "nogil": True, "error_model": "numpy", "fastmath": options.fastmath,
         "boundscheck": options.boundscheck, "no_cfunc_wrapper": True,
     }  # fmt: skip
-    # The compiler looks a function's module up by name when it loads what it has kept.
+    # Numba looks up a function's module by name when it loads cached code, so the module is
+    # registered.
     module = ModuleType(f"hocket_loop_{digest[:24]}")
     sys.modules[module.__name__] = module
     module.__dict__["OPTIONS_"] = flags

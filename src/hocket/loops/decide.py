@@ -1,8 +1,9 @@
 """Decide how a loop of the user's function runs for the values of one call.
 
 The verdict on the source is cached by the types, ranks and aliasing of the values. Its options are
-cut into tiles for the data and the cheapest is chosen. The loop runs on one core if several workers
-are predicted to be no faster, compiled if compiled code behaves like Python.
+cut into tiles for the data, and the cheapest is chosen. If several workers are predicted to be no
+faster than one core, the loop runs on one core: compiled if compiled code behaves like Python, else
+in Python.
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ from hocket.loops.space import Space
 from hocket.loops.verdict import LoopVerdict, judge
 
 LEAST_SPEED_UP = 1.0
-"""Least predicted speed-up over one core for which a loop runs on several workers."""
+"""Minimum predicted speed-up over one core for which a loop runs on several workers."""
 _CHILD_S = 200e-6
 """Seconds to enter a loop from Python."""
 _JUDGE_S = 4e-3
-"""Seconds to enter a loop that is judged anew each time.
+"""Seconds to enter a loop that must be analysed anew each time.
 
-It takes 0.6 ms, but the work of a loop that the compiler vectorises may be overrated eightfold.
+The analysis takes 0.6 ms, but the time of a loop that the compiler vectorises may be overestimated
+eightfold.
 """
 
 
@@ -53,10 +55,11 @@ class Settings:
     ordered: bool = False
     """True if dependent iterations must run in the order of the loop."""
     permit: tuple[str, ...] = ()
-    """Arrays whose updates may be seen late by other workers."""
+    """Arrays whose updates other workers may see late."""
     rates: Mapping[str, float | None] = field(default_factory=dict)
-    """Permitted arrays that are updated through tables: the step size of adaptive revision, or
-    None for plain addition."""
+    """Permitted arrays that are updated through tables, with the step size of adaptive revision;
+    None means plain addition.
+    """
     max_delay: int | None = None
     """Iterations of one worker between two exchanges of buffered arrays; None for a default."""
     fastmath: bool = False
@@ -66,20 +69,21 @@ class Settings:
 
 @dataclass(frozen=True)
 class Decision:
-    """Decision for a loop: the chosen candidate, or why it runs serially."""
+    """Decision for a loop: the chosen candidate, or the reasons to run it serially."""
 
     site: LoopSite
     verdict: LoopVerdict
     candidate: TiledOption | None
     refusals: tuple[Refusal, ...]
     execution: str
-    """``parallel``, ``serial`` (compiled as written), ``inside`` (its inner loops are tried) or
-    ``python``."""
+    """``parallel``, ``serial`` (compiled as written), ``inside`` (inner loops are tried) or
+    ``python``.
+    """
     source: KernelSource | None = None
     options: CompileOptions = field(default_factory=CompileOptions)
 
     def in_python(self, reason: Refusal) -> Decision:
-        """Return the decision to leave the loop to Python instead."""
+        """Copy of the decision that runs the loop in Python, with one more reason."""
         refusals = (*self.refusals, reason)
         return Decision(self.site, self.verdict, None, refusals, "python")
 
@@ -109,7 +113,7 @@ class LoopDecider:
                 refusals = [slow]
             except Refusal as refusal:
                 refusals.append(refusal)
-        # Loops inside that use all cores beat one core that runs everything compiled.
+        # Inner loops on all cores are faster than the whole loop compiled on one core.
         if self.settings.num_workers > 1 and self._inner_pays(self.site, values, scope):
             return Decision(self.site, verdict, None, tuple(refusals), "inside")
         different = not_compilable(self.site.nest.node)
@@ -122,7 +126,9 @@ class LoopDecider:
         return Decision(self.site, verdict, None, tuple(refusals), execution, source, options)
 
     def _judged(self, scope: Scope) -> LoopVerdict:
-        """Return the verdict, cached by types, ranks and shared arrays: sizes do not matter."""
+        """Verdict for a scope, cached by types, ranks and shared arrays; sizes do not matter for
+        it.
+        """
         key = tuple(scope.arrays.items()), tuple(scope.scalars.items())
         if key not in self._verdicts:
             self._verdicts[key] = judge(
@@ -141,7 +147,7 @@ class LoopDecider:
         return choose(verdict.options, values, self.settings.num_workers, self.settings.max_delay)
 
     def _too_slow(self, candidate: TiledOption) -> Refusal | None:
-        """Return the reason to use one core, if more workers are predicted to be no faster."""
+        """Reason to use one core, if more workers are predicted to be no faster; None otherwise."""
         num_workers, alone_s = candidate.tiling.num_workers, candidate.work_s
         if num_workers == 1:
             is_needed = candidate.option.buffered
@@ -155,12 +161,13 @@ class LoopDecider:
         )
 
     def _serial_options(self, verdict: LoopVerdict, values: Mapping[str, Any]) -> CompileOptions:
-        """Return compile options, without index checks if all indices are proven to be inside."""
+        """Compile options; index checks are omitted if all indices are proven to be in range."""
         checks_bounds = True
         for reading in verdict.readings[:1]:
             with contextlib.suppress(Refusal):
                 space = Space.of(reading, values)
-                # Index arrays are compared at every call, which must stay less than the loop.
+                # Reusing the decision compares index arrays at every call, which must take less
+                # time than the loop itself.
                 used = content([reading], values).values()
                 num_compared = sum(each.size for each in used if isinstance(each, np.ndarray))
                 checks_bounds = num_compared > 4 * space.num_iterations or not space.all_inside
@@ -169,12 +176,13 @@ class LoopDecider:
     def parallel(
         self, verdict: LoopVerdict, candidate: TiledOption, refusals: list[Refusal]
     ) -> Decision:
-        """Return the decision to run a candidate, with its kernel."""
+        """Decision to run a candidate, with its kernel."""
         option, values = candidate.option, candidate.space.values
         reductions = [reduction.name for reduction in option.reading.reductions]
         inputs = [name for name in self.site.inputs if name in values]
         arguments = [name for name in inputs if name not in reductions]
-        # Rows that are written as loops depend on lengths and kinds, checks on signs.
+        # Row loops in the kernel depend on lengths and dtypes, and omitted checks on the signs of
+        # numbers.
         shapes = tuple(
             (value.shape[1:], value.dtype.str, value.ndim)
             if isinstance(value, np.ndarray)
@@ -193,7 +201,9 @@ class LoopDecider:
         return Decision(self.site, verdict, candidate, found, "parallel", source, options)
 
     def _serial_source(self, values: Mapping[str, Any]) -> KernelSource | None:
-        """Return the kernel of the loop as written; None if Python would behave differently."""
+        """Kernel of the loop as written; None if compiled code would behave differently from
+        Python.
+        """
         node, site = self.site.nest.node, self.site
         # The kernel's module cannot see functions that are defined inside this one.
         if called_names(node) & self.source.names.local:
@@ -205,7 +215,7 @@ class LoopDecider:
             return None  # may be unbound where it is returned
         unbound = set(self.results) - values.keys()
         if unbound:
-            # An empty loop is left to Python, see `SiteRunner`.
+            # Python runs an empty loop, which binds nothing; see `SiteRunner`.
             bound = bound_by_iteration(node) if isinstance(node, ast.For) else frozenset()
             if bound is not None and not unbound <= bound:
                 return None
@@ -219,11 +229,11 @@ class LoopDecider:
             )  # fmt: skip
         except Refusal:
             return None
-        # Compiled code draws from a generator of its own, which the program's seed does not reach.
+        # Compiled code has a random generator of its own, which the program's seed does not set.
         return None if "random." in source.text else source
 
     def _rebound(self, leaving: set[str]) -> set[str]:
-        """Names read later that the loop binds to a new object instead of updating in place."""
+        """Names read later that the loop binds to new objects, in contrast to in-place updates."""
         every = list(ast.walk(self.site.nest.node))
         updated = [part.target for part in every if isinstance(part, ast.AugAssign)]
         bound = {
@@ -241,7 +251,8 @@ class LoopDecider:
     ) -> bool:  # fmt: skip
         """True if an inner loop is parallel and long enough to be started from Python each time.
 
-        ``changing`` are variables of outer loops with more values than decisions are kept.
+        ``changing`` are variables of outer loops that take more values than there are cached
+        decisions.
         """
         settings = self.settings
         known = dict(values)
@@ -260,7 +271,7 @@ class LoopDecider:
                 child.nest, Scope(arrays, scalars, self.source.names),
                 ordered=settings.ordered, permit=settings.permit,
             )  # fmt: skip
-            # The deepest reading knows the lengths of most loops.
+            # The deepest analysis knows the lengths of most loops.
             for option in inner.options[-1:]:
                 with contextlib.suppress(Refusal, IndexError, KeyError):
                     is_judged = changing & content([option.reading], known).keys()

@@ -1,9 +1,9 @@
-"""Reuse the decision for an earlier call, and leave a loop to Python if that is faster.
+"""Cache decisions of earlier calls, and switch a loop to plain Python if that is faster.
 
-Decisions are kept by the types, ranks and rough sizes of the inputs and the signs of numbers. What
-a decision relies on beyond that is compared at every call, never assumed: shapes, shared memory,
-the content of index arrays. If the calls of a key are short, some of them are timed in plain
-Python, and the faster of the two is used from then on (`CallPace`).
+Decisions are stored by the types, ranks and rough sizes of the inputs and the signs of numbers.
+Everything else on which a decision relies is compared at every call: shapes, shared memory, the
+content of index arrays. If the calls of a key are short, some of them are timed in plain Python,
+and the faster of the two is used from then on (`CallPace`).
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ if TYPE_CHECKING:
     from hocket.loops.decide import Decision
 
 SHORT_S = 40e-6
-"""Shorter compiled calls may be slower than plain Python, as entering them takes a few µs."""
+"""Compiled calls shorter than this may be slower than plain Python, because entering takes some µs.
+"""
 ENTRY_S = 2e-6
 """Seconds to enter and leave a compiled loop: collect its variables, bind its results."""
 SKIPPED = 31
-"""Entries that stay in Python before the loop is examined again."""
+"""Number of entries that stay in Python before the loop is examined again."""
 _NUM_TIMED = 4
-"""Calls that are timed, compiled and in plain Python: the fastest of several counts."""
+"""Number of timed calls, compiled and in plain Python; the fastest of them counts."""
 _MAX_KEYS = 64
 MAX_ENTRIES = 4
-"""Most decisions that are kept for one key."""
+"""Maximum number of decisions per key."""
 _MAX_UNPROVEN = 4
 
 Values = Mapping[str, Any]
@@ -50,6 +51,7 @@ class CallPace:
     def add_compiled(self, seconds: float) -> None:
         """Record the time of a compiled call."""
         self.num_compiled += 1
+        # The minimum of several calls, because other programs only lengthen times.
         self.compiled_s = min(self.compiled_s, seconds + ENTRY_S)
 
     def add_plain(self, seconds: float) -> None:
@@ -71,7 +73,9 @@ class CallPace:
 
 @dataclass
 class Guard:
-    """Conditions under which a decision holds: a look at the values, and the content of some."""
+    """Conditions of a decision: a function of the values with its expected result, and expected
+    contents.
+    """
 
     look: Callable[[Values], Any]
     seen: Any
@@ -89,7 +93,7 @@ class Guard:
 
 @dataclass
 class Entry:
-    """A decision that holds for every call with the same key that its guard lets pass."""
+    """A decision that applies to every call with the same key whose values pass its guard."""
 
     decision: Decision
     guard: Guard | None
@@ -109,7 +113,7 @@ class DecisionCache:
 
     @property
     def proves(self) -> bool:
-        """True if decisions may rely on sizes: they did not change too often."""
+        """True if decisions may rely on sizes, because sizes have not changed too often."""
         return self.num_unproven < _MAX_UNPROVEN
 
     def key(self, values: Values) -> tuple[Any, ...]:
@@ -118,7 +122,8 @@ class DecisionCache:
         for name in self.names:
             value = values.get(name)
             if type(value) is np.ndarray:
-                # Twice the size may deserve another schedule, a few elements more do not.
+                # Another schedule may be better for twice the size, but not for a few more
+                # elements.
                 parts.append((value.dtype.str, value.ndim, value.size.bit_length()))
             elif isinstance(value, (int, np.integer)):
                 parts.append((type(value), sign(value), int(value).bit_length()))
@@ -129,7 +134,7 @@ class DecisionCache:
         return tuple(parts)
 
     def get(self, values: Values) -> Entry | None:
-        """Return the entry for a call; None if the call has to be decided."""
+        """The cached entry for a call; None if the call must be decided."""
         entries = self.found.get(self.key(values), ())
         for entry in entries:
             if entry.guard is None or entry.guard.holds(values):
@@ -138,8 +143,8 @@ class DecisionCache:
         return None
 
     def put(self, values: Values, decision: Decision, guard: Guard | None) -> Entry:
-        """Store a decision; the times measured for its key are kept."""
-        # A program with ever new sizes must not fill the memory.
+        """Store a decision; times measured for its key are kept."""
+        # Bounds the memory of programs whose sizes never repeat.
         if len(self.found) >= _MAX_KEYS:
             self.found.clear()
         entries = self.found.setdefault(self.key(values), [])
@@ -150,12 +155,12 @@ class DecisionCache:
 
 
 def sign(value: Any) -> int:
-    """-1, 0 or 1; compiled code omits checks that a number's sign makes unnecessary."""
+    """-1, 0 or 1; compiled code omits checks that the sign makes unnecessary."""
     return int(value > 0) - int(value < 0)
 
 
 def content(readings: Iterable[Reading], values: Values) -> dict[str, Any]:
-    """Copies of the integers and index arrays that a decision depends on."""
+    """Copies of the integers and index arrays on which a decision depends."""
     texts: set[str] = set()
     for reading in readings:
         texts |= {str(part.text) for each in reading.ranges for part in each}

@@ -21,7 +21,7 @@ from hocket.loops.form import Access, Atom, Body, Inner, Linear
 
 @dataclass(frozen=True)
 class Segments:
-    """Condition: the cells ``[start, stop)`` of different values of ``dim`` do not overlap."""
+    """Condition that the cells ``[start, stop)`` of different values of ``dim`` do not overlap."""
 
     dim: str
     start: str
@@ -32,7 +32,7 @@ class Segments:
 class Vector:
     """Iterations whose dimensions differ by ``distance`` may access the same cell.
 
-    ``distance[x]`` is x at the iteration of ``second`` minus x at the iteration of ``first``; a
+    ``distance[x]`` is x at the iteration of ``second`` minus x at the iteration of ``first``. A
     dimension without an entry may differ by any amount.
     """
 
@@ -41,7 +41,7 @@ class Vector:
     distance: Mapping[Atom, int]
 
     def text(self, dims: Sequence[Atom]) -> str:
-        """Format as text, such as ``(0, *)``."""
+        """Format the distances, such as ``(0, *)``; * means unknown."""
         found = [self.distance.get(dim) for dim in dims]
         return f"({', '.join('*' if d is None else f'{d:+d}' if d else '0' for d in found)})"
 
@@ -49,9 +49,10 @@ class Vector:
 def dependence_vectors(
     body: Body, ranges: Sequence[Range]
 ) -> tuple[tuple[Vector, ...], frozenset[Segments]]:
-    """Return the vectors between different iterations, and the conditions that they rely on.
+    """Vectors between different iterations, and the conditions on which they rely.
 
-    Vectors within one iteration (0 along every loop) are left out: its statements run in order.
+    Vectors within one iteration (0 along every loop) are omitted, because its statements run in
+    order.
     """
     dims = [Atom("dim", name) for name in body.dims]
     bounds = _Bounds(dict(zip(body.dims, ranges, strict=True)), body.dims, body.inner)
@@ -107,10 +108,7 @@ def _mirrored(first: Access, second: Access, bounds: _Bounds) -> dict[Atom, int]
 
 
 def _segments(first: Access, second: Access, dims: Sequence[str]) -> frozenset[Segments]:
-    """Return the conditions for positions at which both accesses touch the same run of cells.
-
-    There is one run per value of a loop variable.
-    """
+    """Conditions for positions at which both accesses touch the same run of cells."""
     found = set()
     for one, other in zip(first.subs, second.subs, strict=True):
         if one.segment is not None and one.segment == other.segment:
@@ -122,7 +120,7 @@ def _segments(first: Access, second: Access, dims: Sequence[str]) -> frozenset[S
 
 def _equation(left: Linear | None, right: Linear | None, bounds: _Bounds) -> dict[Atom, int] | None:
     """Dimension and distance that ``left`` = ``right`` implies, if any; None if never equal."""
-    # An inner variable takes many values in one iteration, so nothing follows for the outer ones.
+    # An inner variable takes many values in one iteration, so nothing follows for the outer loops.
     if left is None or right is None or left.has("inner") or right.has("inner"):
         return {}
     shift = left.invariant - right.invariant
@@ -134,11 +132,12 @@ def _equation(left: Linear | None, right: Linear | None, bounds: _Bounds) -> dic
         # Several terms together are one virtual dimension, such as a diagonal i + j.
         return {Atom("key", Linear(left.varying).text()): shift.const}
     ((atom, factor),) = left.varying
+    # Without remainder the equation has one solution; with a remainder no integer solves it.
     return None if shift.const % factor else {atom: shift.const // factor}
 
 
 def _remainder_rates(text: str, dims: Sequence[str], step: int) -> dict[str, int] | None:
-    """Factors of the loop variables in ``(…) % modulus``, or None.
+    """Factors of the loop variables in ``(…) % modulus``; None if they are unknown.
 
     They are known if ``step`` divides the modulus: up to multiples of such a step, a remainder
     changes by as much as its dividend.
@@ -208,9 +207,8 @@ class _Bounds:
         return False
 
     def start_moves(self, start: Linear, distance: Mapping[Atom, int], step: int) -> int | None:
-        """Difference of a loop's start between two iterations, up to multiples of the loop's step.
-
-        None if it is unknown.
+        """Difference of a loop's start between two iterations, modulo the loop's step; None if
+        unknown.
         """
         total = 0
         for atom, factor in start.varying:
@@ -223,7 +221,7 @@ class _Bounds:
         return total
 
     def apart(self, left: Linear, right: Linear) -> bool:
-        """True if the two forms are never equal, whatever the two iterations are."""
+        """True if the two forms are never equal in any two iterations."""
         for one, other in ((left, right), (right, left)):
             low, high = self.extreme(one, -1), self.extreme(other, +1)
             gap = low - high if low is not None and high is not None else Linear()
@@ -233,7 +231,8 @@ class _Bounds:
 
     def extreme(self, form: Linear, side: int) -> Linear | None:
         """Least (-1) or greatest (+1) value of a form, as a form of invariants; None if unknown."""
-        # Inner ranges may depend on outer variables, so inner variables are replaced first.
+        # The range of an inner loop may depend on outer variables, so inner variables are
+        # eliminated first.
         for name in reversed(self.dims):
             factor = dict(form.terms).get(Atom("dim", name), 0)
             if not factor:

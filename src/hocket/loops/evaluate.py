@@ -76,7 +76,8 @@ def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
         case ast.Subscript(ast.Name(name), place):
             parts = place.elts if isinstance(place, ast.Tuple) else [place]
             indices = tuple(_value(part, values) for part in parts)
-            # Python would count it from the end, and the analysis takes it for a position.
+            # Python would count a negative index from the end, but the analysis treats it as a
+            # position.
             if any(np.size(index) and np.min(index) < 0 for index in indices):
                 raise ValueError(f"{ast.unparse(node)} counts from the end")
             return _integers(values[name][indices], name)
@@ -86,7 +87,7 @@ def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
 
 def _integers(value: Any, name: str) -> Any:
     array = np.asarray(value)
-    # Unsigned 64-bit numbers may lie beyond int64.
+    # Values of unsigned 64-bit integers may exceed int64.
     if array.dtype.kind not in "iub" or array.dtype.str[1:] == "u8":
         raise ValueError(f"{name} holds no signed integers of up to 64 bits")
     return array.astype(np.int64, copy=False) if array.ndim else int(array)

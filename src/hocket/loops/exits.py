@@ -2,8 +2,8 @@
 
 Compiled code cannot leave the user's function. At a ``return`` or ``raise``, the kernel returns the
 number of that exit and the values of the names that its expression reads. The function, which still
-runs in Python, binds them and executes the statement itself, so the value or exception is Python's.
-A loop that compiled code would run differently stays in Python (`not_compilable`).
+runs in Python, binds these names and executes the statement itself, so the value or exception is
+Python's. A loop that compiled code would execute differently stays in Python (`not_compilable`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FRAME_CALLS = frozenset({"locals", "vars", "eval", "exec", "globals", "dir"})
 
 @dataclass(frozen=True)
 class Exit:
-    """A ``return`` or ``raise`` inside a loop, with the names bound by the loop that it reads."""
+    """A ``return`` or ``raise`` inside a loop, with the names that it reads and the loop binds."""
 
     line: int
     names: tuple[str, ...]
@@ -111,7 +111,8 @@ def not_compilable(loop: Loop) -> tuple[str, int] | None:
         line = getattr(node, "lineno", loop.lineno)
         if isinstance(node, ast.stmt) and not isinstance(node, _STATEMENTS):
             return f"{type(node).__name__.lower()} statement", line
-        # Python evaluates the expression of an exit, but a suspended function has no exit.
+        # Python evaluates the expression of an exit, but a generator or coroutine is not left at a
+        # yield.
         is_exit = isinstance(node, (ast.Return, ast.Raise))
         if isinstance(node, _STATEFUL) or (
             is_exit and any(isinstance(part, _SUSPENDING) for part in ast.walk(node))
@@ -126,7 +127,7 @@ def not_compilable(loop: Loop) -> tuple[str, int] | None:
 def depends_on_its_frame(function: ast.FunctionDef) -> bool:
     """True if a function calls ``locals()`` or the like, or uses private names.
 
-    A class would mangle private names.
+    Private names are mangled inside a class, so they cannot be compiled outside it.
     """
     for node in ast.walk(function):
         names = (getattr(node, field, "") for field in ("id", "attr", "arg"))
@@ -144,4 +145,5 @@ def _own_nodes(loop: Loop) -> Iterator[ast.AST]:
         node = waiting.pop(0)
         yield node
         if not isinstance(node, (*_SCOPES, ast.Return, ast.Raise)):
+            # Children are put at the front, which keeps the order of the source.
             waiting[:0] = ast.iter_child_nodes(node)

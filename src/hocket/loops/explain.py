@@ -38,7 +38,7 @@ _SCHEDULES = {
     "python": "serial in Python, as written",
 }
 _MEETING = "independent but for {arrays}, see below; the loop is cut into equal parts"
-"""Text for iterations that conflict only in arrays replicated per worker."""
+"""Text for iterations that conflict only in arrays of which each worker has a replica."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,8 @@ def _name(atom: Atom | None) -> str:
 
 
 def explain_source(source: LoopSource, settings: Settings) -> FunctionExplanation:
-    """Explain from the source alone: ranks are guessed, conditions on data are assumed to hold."""
+    """Explain from the source alone; ranks are guessed, and conditions on data are assumed to
+    hold."""
     loops = [loop for site in source.sites for loop in _from_source(site, source, settings)]
     return FunctionExplanation(source.node.name, source.place, tuple(loops), with_data=False)
 
@@ -239,8 +240,9 @@ def _from_source(
 def _guessed_deviations(
     site: LoopSite, scope: Scope, source: LoopSource, settings: Settings
 ) -> tuple[Deviation, ...]:
-    """Deviations if all arrays hold 64-bit floats, as types are unknown without data."""
-    # Without data, 64-bit floats are assumed: the type in which most loops compute.
+    """Deviations for arrays of 64-bit floats, which are assumed because types are unknown without
+    data.
+    """
     arrays = {name: np.zeros((1,) * info.rank) for name, info in scope.arrays.items()}
     is_exact = settings.ordered
     with contextlib.suppress(Refusal):
@@ -269,7 +271,7 @@ def explain_data(
     runners: Mapping[int, SiteRunner],
     variables: Mapping[str, Any],
 ) -> FunctionExplanation:
-    """Decide each loop whose inputs follow from the arguments alone; nothing is run."""
+    """Decide each loop whose inputs follow from the arguments alone; nothing is executed."""
     decisions = []
     for site in source.sites:
         known = {**_set_before(source, site, variables), **variables}

@@ -59,7 +59,7 @@ class Expressions(ABC):
     loop_depth: int = 0
     has_local_arrays: bool = False
     positive: tuple[Linear, ...] = ()
-    """Forms that the conditions around the present statement keep at 0 or above."""
+    """Forms that enclosing conditions keep at 0 or above."""
 
     @abstractmethod
     def block(self, statements: Sequence[ast.stmt], environment: Environment) -> None:
@@ -118,7 +118,8 @@ class Expressions(ABC):
                 return Scalar(None, None, "float" if isinstance(meaning.value, float) else "int")
             raise Refusal(f"helper reads the global {name} at line {line}", line)
         if name in self.scope.arrays:
-            # Two names of one array get one view, that of the owner, so that their accesses meet.
+            # Two names of one array get the owner's view, so that a conflict between their accesses
+            # is found.
             info = self.scope.arrays[name]
             return Array(frozenset({View(info.owner, (WHOLE,) * info.rank)}))
         if name in self.scope.scalars:
@@ -143,7 +144,7 @@ class Expressions(ABC):
         raise not_understood(node)
 
     def length(self, text: str, value: Array) -> Scalar:
-        """A length, fixed while the loop runs; known before the loop if it is that of an input."""
+        """Length of an array; known before the loop if the array is an input."""
         is_known = _whole_input(value) and not self.call_depth
         return _invariant(text, "int") if is_known else Scalar(None, None, "int")
 
@@ -159,7 +160,7 @@ class Expressions(ABC):
     def arithmetic(self, op: ast.operator, left: Scalar, right: Scalar) -> Scalar:
         """Return the number that a binary operator gives: a linear form, a key, or unknown."""
         kind = _result_kind(op, left.kind, right.kind)
-        # Indices are integers, and sums of numpy's bools are no sums.
+        # Floats cannot be indices, and adding numpy bools is not addition.
         if kind in ("float", "bool"):
             return Scalar(None, None, kind)
         text = None
@@ -209,7 +210,8 @@ class Expressions(ABC):
                 case ast.Constant(int() as place) if 0 <= place < len(base.items):
                     return base.items[place]
             return merged(base.items) if base.items else UNKNOWN
-        # Its length is unknown before the loop, so its indices have to be checked.
+        # The length of such an array is unknown before the loop, so its indices must be checked at
+        # run time.
         if isinstance(base, Scalar) or any(not view.base for view in base.views):
             self.has_local_arrays = True
         return FRESH if isinstance(base, Scalar) else indexed(base, indices)
@@ -250,7 +252,8 @@ class Expressions(ABC):
         info = self.scope.arrays.get(only.base)
         if len(value.views) > 1 or info is None:
             return UNKNOWN
-        # An element is a key if the loop never writes it and its index is known before the loop.
+        # An element is known before the loop if the loop never writes its array and the index is
+        # known.
         indices = [sub.index for sub in only.subs]
         known = [index.text() for index in indices if index and not index.has("inner")]
         is_key = only.base not in self.written and info.kind in ("int", "unknown")
@@ -285,8 +288,9 @@ class Expressions(ABC):
             self.accesses.append(Access(view.base, subs, mode, line, text, op, kind))
 
     def guarded(self, sub: Sub) -> Sub:
-        """Return a subscript, marked if a condition such as ``c >= w`` holds for ``c - w``."""
-        # An index that exceeds such a form by a constant of 0 or more is not negative either.
+        """Mark a subscript as non-negative if a condition such as ``c >= w`` holds for ``c -
+        w``."""
+        # A form that exceeds a non-negative form by a constant of 0 or more is not negative either.
         gaps = [sub.index - form for form in self.positive] if sub.index is not None else []
         is_guarded = any(gap.is_const and gap.const >= 0 for gap in gaps)
         return replace(sub, is_guarded=True) if is_guarded else sub
@@ -294,9 +298,10 @@ class Expressions(ABC):
     def condition(
         self, test: ast.expr, environment: Environment
     ) -> tuple[tuple[Linear, ...], tuple[Linear, ...]]:
-        """Read a condition; return forms that are 0 or more where it holds, and where it does not.
+        """Read a condition; return forms that are 0 or more if it holds, and forms for the case
+        that it fails.
 
-        Both are empty unless it compares two integers that are known before the loop.
+        Both are empty unless the condition compares two integers that are known before the loop.
         """
         if not (isinstance(test, ast.Compare) and len(test.ops) == 1):
             self.consume(self.value(test, environment), test)
@@ -335,7 +340,7 @@ def indexed(base: Array, indices: Sequence[Index]) -> Array:
         free = [position for position, sub in enumerate(view.subs) if sub.is_slice]
         if not view.base:
             views.add(view)
-        # The shape is lost here, so the result may be any cell of the array.
+        # The shape is lost here, so the result may refer to any cell of the array.
         elif view.is_opaque or None in indices or len(indices) > len(free):
             views |= opaque(Array(frozenset({view}))).views
         else:

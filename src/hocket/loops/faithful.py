@@ -1,8 +1,8 @@
 """Rewrite statements so that compiled code computes the same numbers as Python and numpy.
 
-Adds casts where numpy computes in fewer bits than compiled code, checks where Python raises (a
-divisor of zero, ``math.sqrt(-1)``, ``int(nan)``), numpy's pairwise order for sums, and ``or`` for
-sums of numpy bools. Operations that cannot be made the same are recorded with their line
+Adds casts where numpy computes in fewer bits than compiled code, and checks where Python raises (a
+divisor of zero, ``math.sqrt(-1)``, ``int(nan)``). Sums follow numpy's pairwise order, and sums of
+numpy bools become ``or``. Operations that cannot be made equal are recorded with their line
 (`Deviation`).
 """
 
@@ -34,7 +34,7 @@ _SAME_UFUNCS = frozenset({
     "logical_or", "logical_xor", "logical_not", "greater", "greater_equal", "less", "less_equal",
     "equal", "not_equal", "deg2rad", "radians",
 })  # fmt: skip
-"""Numpy functions whose compiled form gives the same bits, as tests check."""
+"""Numpy functions whose compiled form gives the same bits; tests check this."""
 _SAME_REDUCTIONS = frozenset({
     "min", "max", "amin", "amax", "argmin", "argmax", "any", "all", "cumsum", "prod", "sort",
     "argsort", "copy", "searchsorted", "count_nonzero", "median",
@@ -49,6 +49,7 @@ _CHECKED_MATH = {
     "cosh": "OverflowError",
 }  # fmt: skip
 """Functions of ``math`` and the exception for a finite argument with an infinite result."""
+# Functions whose implementation differs between C libraries and Numba in the last bit.
 _LOOSE_MATH = frozenset({"gamma", "lgamma", "hypot", "dist", "fsum", "prod"})
 
 _PIECES = {
@@ -189,7 +190,7 @@ class Faithful:
     values: Mapping[str, Any]
     names: Names
     is_exact: bool = True
-    """True if ``x ** 2`` is numpy's power, not ``x * x``, which may differ in the last bit."""
+    """True if ``x ** 2`` is numpy's power; ``x * x`` may differ in the last bit."""
     pieces: dict[str, str] = field(default_factory=dict)
     helpers: dict[str, ast.FunctionDef] = field(default_factory=dict)
     deviations: list[Deviation] = field(default_factory=list)
@@ -204,8 +205,8 @@ class Faithful:
         reader = KindReader.of(every, self.values, self.names)
         self.assigned = reader.assigned
         bound = stored_names(every)
-        # A number that the statements never bind keeps its value, which may prove a divisor
-        # nonzero.
+        # A number that the statements never rebind is constant, which may prove that a divisor is
+        # not 0.
         fixed = {
             name: value for name, value in self.values.items()
             if name not in bound and not isinstance(value, np.ndarray)
@@ -276,7 +277,7 @@ class _FaithfulWriter(ast.NodeTransformer):
         work = _Operation(node, type(node.op), kinds, (loaded, value))
         if any(isinstance(kind, (Arr, Other)) for kind in kinds[0] | kinds[1]):
             self.note_arrays(work)
-        # As an assignment, because the checked form of an operator is a call.
+        # Written as an assignment, because the checked form of an operator is a function call.
         elif isinstance(target, ast.Name):
             return ast.copy_location(ast.Assign([target], self.operator(work)), node)
         elif (dtype := self.computed_in(work)) in ("float32", "complex64"):
@@ -294,7 +295,7 @@ class _FaithfulWriter(ast.NodeTransformer):
             self.note_arrays(work)
             return work.plain
         numbers = cast("frozenset[Num]", found)
-        # Here numpy raises OverflowError where compiled code would wrap.
+        # Numpy raises OverflowError for these constants, but compiled code would wrap around.
         self.refuse_lost(work)
         if any(kind.is_python for kind in numbers) and op in _DIVISIONS:
             if self.is_nonzero(work.sides[1]):
@@ -317,10 +318,10 @@ class _FaithfulWriter(ast.NodeTransformer):
     def narrowed(self, dtype: str, work: _Operation) -> ast.expr:
         """Write an operation that is computed in a dtype of fewer bits."""
         if dtype == "bool":
-            # In numpy, bools are added by `or` and multiplied by `and`.
+            # Numpy adds bools by `or` and multiplies them by `and`.
             logical = {ast.Add: ast.BitOr, ast.Mult: ast.BitAnd}.get(work.op, work.op)
             return ast.BinOp(_cast(dtype, work.sides[0]), logical(), _cast(dtype, work.sides[1]))
-        # Integers may be cut after the operation; floats would then be rounded twice.
+        # Integers may be truncated after the operation, but floats would be rounded twice.
         if dtype not in ("float32", "complex64", "uint64", "float16"):
             return _cast(dtype, work.plain)
         one, other = (
@@ -344,10 +345,11 @@ class _FaithfulWriter(ast.NodeTransformer):
         if constant is None:
             return work.plain
         if not self.out.is_exact:
-            # One multiplication instead of a call: 6 of 12,000 squares differ in the last bit.
+            # One multiplication in place of a call; 6 of 12,000 squares differ in the last bit.
             self.out.note(f"a power of {constant:g} is made of products", work.node)
             return work.plain
-        # With a constant exponent the compiler would multiply.
+        # The compiler turns a constant exponent into multiplications, so a zero that it cannot fold
+        # is added.
         self.out.needs_zero = True
         zero = ast.Name("unknown_zero_", ast.Load())
         exponent = ast.BinOp(ast.Constant(float(constant)), ast.Add(), zero)
@@ -433,7 +435,8 @@ class _FaithfulWriter(ast.NodeTransformer):
         self.generic_visit(node)
         if name in _LOOSE_MATH:
             self.out.note(f"math.{name} may differ in the last bit", node)
-        # Python computes in 64 bits whatever it is given; the compiler's float() keeps 32.
+        # Python's math functions compute in 64 bits for any argument; compiled ones would keep 32
+        # bits.
         node.args = [
             _cast("float64", argument) if _has([kind], "float32") else argument
             for argument, kind in zip(node.args, kinds, strict=True)

@@ -1,7 +1,7 @@
-"""Find names that code may read before it has surely assigned them.
+"""Find names that code may read before it has certainly assigned them.
 
-A forward pass over the syntax tree keeps the set of names that are defined on every path so far;
-branches are intersected, and ``break`` and ``continue`` contribute the set at their position.
+A forward pass over the syntax tree keeps the set of names that are defined on every path so far.
+Branches are intersected, and ``break`` and ``continue`` contribute the set at their position.
 O(statements × names). A name that an iteration may read before it assigns it is carried from one
 iteration to the next.
 """
@@ -77,12 +77,13 @@ class _Flow:
             case ast.For(target, head, body, orelse):
                 self.load(head, defined)
                 inside = defined | stored_names([target])
-                # The loop may have no iteration.
+                # The loop may have no iterations.
                 return self.block(orelse, _meet([defined, *self.iteration(body, inside)]))
             case ast.While(test, body, orelse):
                 self.load(test, defined)
                 _, *breaks = self.iteration(body, defined)
-                # `while True` ends by a break alone, so what is bound before all breaks is bound.
+                # ``while True`` ends only by a break, so names bound before all breaks are bound
+                # afterwards.
                 is_endless = isinstance(test, ast.Constant) and bool(test.value)
                 return self.block(orelse, _meet(breaks if is_endless else [defined, *breaks]))
             case ast.Break() | ast.Continue():
@@ -95,7 +96,8 @@ class _Flow:
                 return None
             case ast.AugAssign(target, _, value):
                 self.load(node, defined)
-                # An update reads its target first, though the tree marks it as stored only.
+                # An augmented assignment reads its target first, although the tree marks it as a
+                # store only.
                 if isinstance(target, ast.Name) and target.id not in defined:
                     self.exposed.add(target.id)
                 return defined | stored_names([target])
@@ -106,7 +108,7 @@ class _Flow:
                 self.load(value, defined)
                 return defined | stored_names([target]) if value is not None else defined
             case _:
-                # Any other statement may read all its names and surely binds none.
+                # Any other statement may read all of its names, and is not assumed to bind any.
                 self.load(node, defined)
                 return defined
 

@@ -74,7 +74,8 @@ class ParallelFunction(Generic[P, R]):
             return self.function(*args, **kwargs)
         sizes = _rough_sizes(args)
         if sizes != self._sizes:
-            # Loops that were left to Python for other sizes are examined again.
+            # Other sizes may make a loop worth running in parallel, so loops left to Python are
+            # examined again.
             self._sizes, self._skip[:] = sizes, [0] * len(self._skip)
         result: R = self._host(*args, **kwargs)
         return result
@@ -89,10 +90,11 @@ class ParallelFunction(Generic[P, R]):
         return [decision for decision in found if decision is not None]
 
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Describe the loops: for the given arguments, else as in the last call or from the source.
+        """Describe the loops for the given arguments, else for the last call, else from the source
+        alone.
 
-        Nothing is executed: each loop is described for the contents that its inputs have when the
-        function is called.
+        Nothing is executed: each loop is described for the contents that its inputs have at this
+        moment.
         """
         from hocket.loops.explain import explain_call, explain_source
 
@@ -126,7 +128,9 @@ class ParallelFunction(Generic[P, R]):
 
     @functools.cached_property
     def _skip(self) -> list[int]:
-        """Per loop: next entries to leave to Python; negative while an entry is being timed."""
+        """Per loop: number of next entries to leave to Python; negative while an entry is being
+        timed.
+        """
         return [0] * (max(self.runners, default=0) + 1)
 
     @functools.cached_property
@@ -138,13 +142,13 @@ class ParallelFunction(Generic[P, R]):
         code = _host_code(self.source, self.runners, free)
         cells = dict(zip(free, function.__closure__ or (), strict=True))
         own = (self._ask, self._end, self._skip)
-        # Our names come from the closure, so the user's globals stay untouched.
+        # hocket's names come from the closure, so the user's globals stay untouched.
         cells |= {name: CellType(value) for name, value in zip(_OWN, own, strict=True)}
         closure = tuple(cells[name] for name in code.co_freevars)
         host = FunctionType(
             code, function.__globals__, function.__name__, function.__defaults__, closure
         )
-        # `FunctionType` takes no defaults of keyword-only arguments.
+        # `FunctionType` accepts no defaults of keyword-only arguments.
         host.__kwdefaults__ = function.__kwdefaults__
         return host
 
@@ -152,7 +156,7 @@ class ParallelFunction(Generic[P, R]):
         found = self._run(number, variables)
         if found is False:
             runner = self.runners[number]
-            # A negative count makes the generated code report the end of the entry, see `_ASK`.
+            # A negative count makes the generated code report the end of the entry; see `_ASK`.
             self._skip[number] = -1 if runner.is_timing else runner.num_to_skip
             runner.num_to_skip = 0
         return found
@@ -205,20 +209,23 @@ def backend_named(name: str) -> Callable[[LoopJob], list[tuple[Any, ...]]]:
 def _host_code(
     source: LoopSource, runners: Mapping[int, SiteRunner], free: tuple[str, ...]
 ) -> CodeType:
-    """Compile the function with its loops replaced, as a closure over ``free`` and our names."""
-    # Both trees are walked in the same order: only the heads of loops were rewritten.
+    """Compile the function with its loops replaced, as a closure over ``free`` and hocket's
+    names."""
+    # Both trees are walked in the same order, because the rewriting changed only the heads of
+    # loops.
     tree = copy.deepcopy(source.written)
     loops = zip(_loops(source.node), _loops(tree), strict=True)
     numbers = {id(site.nest.node): site.number for site in source.all_sites}
     calls = {id(own): runners[numbers[id(node)]] for node, own in loops if id(node) in numbers}
     host = _RunnerCalls(calls).visit(tree)
-    # A function around it turns the free names into closure cells.
+    # An enclosing function turns the free names into closure cells.
     names = [ast.arg(name) for name in (*_OWN, *free)]
     arguments = ast.arguments([], names, None, [], [], None, [])
     maker = ast.FunctionDef("hocket_make_", arguments, [host], [], None)
     module = ast.fix_missing_locations(ast.Module([maker], []))
     code = compile(module, source.place or "<loop>", "exec")
-    # Nothing is executed: decorators, defaults and annotations of the function stay as they are.
+    # Only the code object is extracted: executing the module would evaluate decorators and defaults
+    # again.
     for name in ("hocket_make_", host.name):
         codes = [each for each in code.co_consts if isinstance(each, CodeType)]
         code = next(each for each in codes if each.co_name == name)
@@ -248,8 +255,8 @@ else:
 """
 """Code that replaces a loop.
 
-Calling the runner takes longer than a few iterations, so entries of a loop that stays in Python are
-only counted.
+A call of the runner takes longer than a few iterations, so entries of a loop that stays in Python
+are only counted.
 """
 
 
@@ -265,7 +272,7 @@ class _RunnerCalls(ast.NodeTransformer):
         Its inner loops then call their own runners, or run in plain Python.
         """
         runner = self.runners.get(id(node))
-        # Copied before inner loops are replaced: all of it then runs without their runners.
+        # Copied before inner loops are replaced, so that this copy runs in plain Python entirely.
         plain = copy.deepcopy(node)
         self.generic_visit(node)
         if runner is None:
@@ -280,7 +287,7 @@ class _RunnerCalls(ast.NodeTransformer):
 
 
 def _rough_sizes(arguments: tuple[Any, ...]) -> tuple[int, ...]:
-    """Sizes of arrays and integers to within a factor of 2, which determine the loops' work."""
+    """Bit lengths of the sizes of arrays and integers, which determine the loops' work."""
     sizes = (value.size if type(value) is np.ndarray else value for value in arguments)
     return tuple(size.bit_length() if type(size) is int else 0 for size in sizes)
 
@@ -331,11 +338,11 @@ def parallel_for(
     """Run the loops of a function in parallel if that is proven not to change their meaning.
 
     Unless ``ordered``, iterations that access the same cell may run in another order than the
-    loop's, as long as some serial order gives the same result; an order that the code states, such
-    as by ``A[i - 1]``, is always kept. ``permit`` names arrays whose updates other workers may see
-    late: ``{"totals": "buffer"}`` exchanges them after ``max_delay`` iterations of each worker, so
-    the bits are reproducible; ``"table"`` updates them through a table, without barriers;
-    ``("revise", 0.1)`` uses a table that treats the amounts subtracted by a tile as gradients and
+    loop's, provided that some serial order gives the same result. An order that the code states,
+    such as by ``A[i - 1]``, is always kept. ``permit`` names arrays whose updates other workers may
+    see late. ``{"totals": "buffer"}`` exchanges them after ``max_delay`` iterations of each worker,
+    so the bits are reproducible. ``"table"`` updates them through a table, without barriers.
+    ``("revise", 0.1)`` uses a table that treats the amounts subtracted by a tile as gradients, and
     takes AdaGrad steps with step size 0.1.
     """
     if ordered and permit:

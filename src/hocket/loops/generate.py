@@ -48,12 +48,14 @@ class KernelSource:
     deviations: tuple[Deviation, ...] = ()
     """Operations whose bits may differ from those of the plain loop."""
     row_lengths: Lengths = field(default_factory=dict)
-    """Lengths of rows that the code relies on; if any, different arrays must share no memory."""
+    """Row lengths on which the code relies; if there are any, different arrays must not share
+    memory.
+    """
 
 
 @dataclass(frozen=True)
 class _Head:
-    """The loop that a kernel runs, and the names of the kernel's arguments and results."""
+    """The loop that a kernel runs, with the names of the kernel's arguments and results."""
 
     loop: Loop
     arguments: Sequence[str]
@@ -69,7 +71,7 @@ def range_kernel(
     first = levels[0]
     start, _, step = _ends(first)
     parts, lengths = _statements(levels, faithful)
-    # A literal start tells the compiler the sign of `i - 1`.
+    # A literal start lets the compiler infer the sign of `i - 1`, which avoids wrap-around code.
     low = f"max(low_0_, {start})" if step == "1" and start.isdigit() else "low_0_"
     lines = [
         f"first_0_, last_0_ = {low}, high_0_", *_counted(first.name, 0, step),
@@ -129,7 +131,7 @@ def _module(
 ) -> KernelSource:
     setup = []
     if faithful.needs_zero:
-        # A zero that depends on an argument, so that `x ** 2` does not become `x * x`.
+        # This zero depends on an argument, so the compiler cannot replace `x ** 2` by `x * x`.
         arrays = [n for n in head.arguments if isinstance(faithful.values.get(n), np.ndarray)]
         setup = [f"unknown_zero_ = 0.0{f' * {arrays[0]}.strides[0]' if arrays else ''}"]
     returned = f"({', '.join(head.results)},)" if head.results else "0"
@@ -182,11 +184,12 @@ def _definition(
                 if not defined[name]:
                     raise Refusal(f"{name} calls itself", node.lineno)
                 return defined[name]
-            # Marked as being collected, so that a helper that calls itself is noticed.
+            # Marked as in progress, so that a helper that calls itself is detected.
             defined[name] = ""
             arguments = {argument.arg for argument in node.args.args}
             _collect(node, own, arguments, defined, rewritten)
-            # It is added again by the caller, after its own helpers: a module is read from the top.
+            # The caller adds it again after its own helpers, because a module is executed from top
+            # to bottom.
             del defined[name]
             function = copy.deepcopy(rewritten.get(name, node))
             function.name, function.decorator_list, function.returns = name, [], None
@@ -215,7 +218,8 @@ def _rewritten(
     if has_row_loops:
         parts, lengths = with_row_loops(parts, faithful.values, faithful.names, known)
     if lengths:
-        # Rows that were rewritten as loops no longer show the products that they are.
+        # Products of rows that were rewritten as loops are no longer visible, so the first pass's
+        # deviations are kept.
         deviations, faithful.deviations = faithful.deviations, []
         made = faithful.rewrite(list(itertools.chain(*parts)), known)
         faithful.deviations = deviations
@@ -243,7 +247,7 @@ def _counted(name: str, depth: int, step: str) -> list[str]:
     """Source lines of a loop's head.
 
     A loop with step 1 counts from 0, so that the compiler sees that its iterations access
-    consecutive memory, which halves the time of a stencil.
+    consecutive memory. This halves the time of a stencil.
     """
     first, last, count = f"first_{depth}_", f"last_{depth}_", f"count_{depth}_"
     if step != "1":

@@ -1,8 +1,8 @@
 """One call of one loop, ready to run: a kernel, its tiles, and the memory that they use.
 
-Every back end runs the same tiles in an order that their ``after`` allows, so all give the same
-bits. Arrays that are private, summed or buffered have a replica per worker; replicas are merged
-here, in a fixed order of workers. Arrays in tables have replicas too.
+Every back end runs the same tiles in an order that their ``after`` allows, so all back ends give
+the same bits. Arrays that are private, summed, buffered or in tables have a replica per worker.
+Replicas are merged here, in a fixed order of workers.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ class LoopJob:
     summed: tuple[str, ...] = ()
     buffered: tuple[str, ...] = ()
     last_worker: int = 0
-    """Worker of the last iteration, whose private arrays are kept."""
+    """Worker of the last iteration, whose private arrays are copied to the user's."""
     written: frozenset[str] = frozenset()
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Owner of each array by name; several names may refer to one array."""
     tabled: Mapping[str, float | None] = field(default_factory=dict)
     """Arrays updated through tables: the step size of adaptive revision, or None for addition."""
     kept: dict[str, Any] = field(default_factory=dict)
-    """State of adaptive tables, kept from one call to the next."""
+    """State of adaptive tables, which persists between calls."""
     find_prefetch: Callable[[], Prefetch | None] = lambda: None
-    """Returns the plan that finds the rows of written arrays that a tile accesses."""
+    """Function that returns the plan for finding the rows of written arrays that a tile accesses.
+    """
 
     @property
     def replicated(self) -> tuple[str, ...]:
@@ -62,7 +63,7 @@ class LoopJob:
         return (*tile.bounds, self.tiling.skew) if len(tile.bounds) == 4 else tile.bounds
 
     def replica(self, name: str) -> AnyArray:
-        """A worker's replica of an array as it is before the first step."""
+        """A worker's initial replica of an array."""
         shared: AnyArray = self.values[name]
         return np.zeros_like(shared) if name in self.summed else shared.copy()
 
@@ -97,12 +98,12 @@ def run_in_turn(job: LoopJob) -> list[tuple[Any, ...]]:
 
 
 def exchange(job: LoopJob, replicas: list[dict[str, AnyArray]]) -> None:
-    """Between steps: add all workers' changes to the buffered arrays, in the order of workers."""
+    """Add all workers' changes to the buffered arrays between two steps."""
     for name in job.buffered:
         shared: AnyArray = job.values[name]
         merged = shared.copy()
         for own in replicas:
-            # In the order of workers, because float sums depend on it.
+            # A fixed order of workers, because sums of floats depend on the order.
             merged += own[name] - shared
         shared[...] = merged
         for own in replicas:
@@ -110,9 +111,9 @@ def exchange(job: LoopJob, replicas: list[dict[str, AnyArray]]) -> None:
 
 
 def finish(job: LoopJob, replicas: list[dict[str, AnyArray]]) -> None:
-    """After the last step: keep the last iteration's private arrays, add up the summed arrays."""
+    """Copy the last iteration's private arrays to the user's, and add up the summed arrays."""
     for name in job.private:
-        # After the serial loop the array holds what its last iteration wrote.
+        # The serial loop would leave the values of its last iteration in the array.
         job.values[name][...] = replicas[job.last_worker][name]
     for name in job.summed:
         shared: AnyArray = job.values[name]

@@ -1,9 +1,13 @@
 """Find the schedules that a set of dependence vectors allows.
 
-independent: there is no vector. 1-D: a dimension, real or virtual, is 0 in all vectors. 2-D: there
-are two dimensions of which every vector has at least one at 0; a rotation if iterations may run in
-any order, a wavefront if two loops carry an order. Skewed (Wolf and Lam 1991): the inner loop is
-shifted by the outer one until no component is negative. O(vectors × dimensions²).
+- independent: there is no vector.
+- 1-D: a dimension, real or virtual, is 0 in all vectors.
+- 2-D: every vector is 0 in at least one of two dimensions; a rotation if iterations may run in any
+  order, a wavefront if two loops carry an order.
+- skewed (Wolf and Lam 1991): the inner loop is shifted by the outer one until no component is
+  negative.
+
+O(vectors × dimensions²).
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Shape:
-    """How the iteration space is cut, independent of the data."""
+    """Division of the iteration space, independent of the data."""
 
     kind: str
     """``independent``, ``1d``, ``rotation``, ``wavefront`` or ``skewed``."""
@@ -53,7 +57,7 @@ def legal_shapes(
     for atom in lines:
         yield Shape("1d", atom)
     atoms = [atom for atom in atoms if atom not in lines]
-    # Where no step along a loop is stated, any serial order is as good as the loop's own.
+    # If no vector states a step along a loop, any serial order is as good as the loop's own.
     if not lines and not ordered and not any(_has_direction(vector, dims) for vector in vectors):
         for one, other in combinations(atoms, 2):
             if all(
@@ -67,7 +71,9 @@ def legal_shapes(
 
 
 def _has_direction(vector: Vector, dims: Sequence[Atom]) -> bool:
-    """True if a vector is a fixed step along a loop: the user wrote that order, so it is kept."""
+    """True if a vector is a fixed step along a loop: the user has written that order, so it is
+    kept.
+    """
     return any(vector.distance.get(dim) for dim in dims)
 
 
@@ -75,9 +81,9 @@ def _least_skew(
     vectors: Sequence[Vector], dims: Sequence[Atom], signs: Sequence[int]
 ) -> int | None:
     steps = [step for vector in vectors for step in _directions(vector, dims, signs)]
-    # The least one: a larger skew makes lower blocks start later.
+    # The smallest skew, because a larger one makes lower blocks start later.
     for skew in range(MAX_SKEW + 1):
-        # An infinite component times 0 is NaN.
+        # 0 times an infinite component would be NaN.
         if all((skew * outer[0] if skew else 0.0) + inner[0] >= 0 for outer, inner in steps):
             return skew
     return None

@@ -12,7 +12,7 @@ from hocket.loops.form import Refusal
 
 
 def owners(values: Mapping[str, Any]) -> dict[str, str]:
-    """Owner of every array: the first name of the same array (same cells in the same shape)."""
+    """Owner of every array: the first name of the same array (same cells, same shape)."""
     found: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}
     for name in sorted(values):
@@ -60,7 +60,7 @@ def _share(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
     if not np.may_share_memory(one, other):
         return False
     try:
-        # The exact answer may take exponential time; beyond this much work, sharing is assumed.
+        # The exact answer may take exponential time; beyond this effort, sharing is assumed.
         return bool(np.shares_memory(one, other, max_work=10_000))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
@@ -75,8 +75,8 @@ def _sees_cells_twice(array: np.ndarray[Any, Any]) -> bool:
     )
     reach = array.itemsize
     for stride, length in axes:
-        # Sorted by stride, an axis that steps by less than the axes below it span meets their
-        # cells.
+        # Axes are sorted by stride: a step smaller than the extent of the smaller axes would
+        # revisit their cells.
         if stride < reach:
             return True
         reach = stride * (length - 1) + reach

@@ -211,6 +211,6 @@ def function_node(function: FunctionType) -> ast.FunctionDef:
     if not isinstance(node, ast.FunctionDef):
         raise TypeError(f"{function.__name__} is no plain function")
     ast.increment_lineno(node, first - 1)
-    # Decorators ran when the function was defined; kernels use its body alone.
+    # The decorators were applied when the function was defined; kernels use the body only.
     node.decorator_list = []
     return node

@@ -1,4 +1,8 @@
-"""Analyse a loop nest at one depth: dimensions, carried names, and dependence vectors."""
+"""Analyse a loop nest at one depth: dimensions, carried names, scratch arrays, dependence vectors.
+
+A scratch array is overwritten by every iteration before it is read, so each worker can have its own
+copy.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +18,19 @@ from hocket.loops.form import Access, Atom, Body, Refusal
 from hocket.loops.reductions import Reduction, find_reduction, refuse_order
 from hocket.loops.scope import Scope
 
-# Scratch arrays: overwritten by every iteration before it reads them, so each worker has its own.
-#
 # An array is private if the first statement of the iteration that mentions it fills it: ``p[:] =
-# e``, ``p.fill(e)`` or ``for k in range(E): p[k] = e``, one loop in another for each dimension,
-# where E covers the array (checked when called). It must appear under its own name only, never as a
-# whole, so that no alias can see it.
+# e``, ``p.fill(e)`` or ``for k in range(E): p[k] = e``, with one nested loop per dimension, where E
+# covers the array (checked at the call). It must appear under its own name only and never as a
+# whole, so that no alias can refer to it.
 
 Stops = tuple[str, ...]
-"""Stops of the loops that fill an array, one per dimension; empty if it is filled at once."""
+"""Stops of the loops that fill an array, one per dimension; empty if one statement fills it."""
 
 
 def private_arrays(
     statements: Sequence[ast.stmt], written: frozenset[str], scope: Scope
 ) -> dict[str, Stops]:
-    """Return the private arrays; no dimension may be longer than the loop that fills it."""
+    """The private arrays; no dimension may be longer than the loop that fills it."""
     found: dict[str, Stops] = {}
     for name in sorted(written):
         names = [other for other, info in scope.arrays.items() if info.owner == name]
@@ -71,7 +73,8 @@ def _filled(
         case ast.Assign([ast.Subscript(ast.Name(base), place)], value) if not variables:
             slices = place.elts if isinstance(place, ast.Tuple) else [place]
             is_whole = all(ast.unparse(each) == ":" for each in slices)
-            # What is filled from itself goes on from one iteration to the next.
+            # An array that is filled from its own values passes them from one iteration to the
+            # next.
             return () if base == name and is_whole and not mentions(value, name) else None
         case ast.Expr(ast.Call(ast.Attribute(ast.Name(base), "fill"), [value], [])):
             return () if base == name and not mentions(value, name) else None
@@ -111,7 +114,7 @@ def _assigns_first(body: Sequence[ast.stmt], name: str, cell: str) -> bool:
 
 
 MAX_DEPTH = 2
-"""Loops that span the grid of tiles; deeper ones run inside an iteration."""
+"""Maximum number of loops that form the grid of tiles; deeper loops run inside an iteration."""
 
 
 @dataclass(frozen=True)
@@ -175,14 +178,14 @@ class Nest:
                     pass
                 case _:
                     break
-            # A kernel runs these statements in every tile and iteration, so they may only bind
+            # A kernel repeats these statements in every tile and iteration, so they may only bind
             # names.
             assigned = all(
                 isinstance(item, ast.Assign) and all(map(_is_names, item.targets))
                 for item in before
             )
             inside = stored_names([last])
-            # The variable of a loop that is assigned again is no dimension.
+            # A loop variable that is assigned again is no dimension.
             again = {level.name for level in levels} & (inside | stored_names(before))
             if not assigned or again or stored_names(before) & inside:
                 break
@@ -194,7 +197,8 @@ class Nest:
         """Analyse the nest at a depth; raises `Refusal`."""
         levels = (*self.levels[: depth - 1], LoopLevel(self.levels[depth - 1].node))
         statements = [statement for part in parts_of(levels) for statement in part]
-        # `a += e` on an array binds no new value, so the name is not carried on.
+        # ``a += e`` on an array changes it in place and binds no new object, so the name is not
+        # carried.
         in_place = _updated_in_place(statements, scope)
         variables = {level.name for level in levels}
         stored = stored_names(statements) - in_place
@@ -221,7 +225,9 @@ class Nest:
         return Reading(levels, body, ranges, vectors, reductions, private, segments)
 
     def _flags(self, statements: Sequence[ast.stmt], scope: Scope) -> frozenset[str]:
-        """Names read after the loop that it never reads and only sets to True, or only to False."""
+        """Flags: names read after the loop that the loop only sets, always to True or always to
+        False.
+        """
         found = set()
         for name in (stored_names(statements) & self.live_after) - loaded_names(statements):
             with contextlib.suppress(Refusal):

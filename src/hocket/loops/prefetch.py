@@ -1,11 +1,11 @@
-"""Find the rows of an array that a tile will access by running a slice of its body.
+"""Find the rows of an array that a tile will access, by running a slice of its body.
 
 After Wei et al., "Automating dependence-aware parallelization of machine learning training on
-distributed shared memory", EuroSys 2019. The slice keeps only the statements that the subscripts
-need: every access becomes a mark at its row, and a statement whose value comes from an array that
-the loop writes is left out. If a condition needs such a value, both branches are followed, so there
-may be too many marks, never too few. If a subscript itself needs such a value, no marks are made
-and all rows count as accessed. The cost is that of the loops around the accesses.
+distributed shared memory", EuroSys 2019. The slice contains only the statements that the subscripts
+need. Every access becomes a mark at its row, and statements whose values come from an array that
+the loop writes are omitted. If a condition needs such a value, both branches are followed, so there
+may be too many marks, but never too few. If a subscript itself needs such a value, no marks are
+made and all rows count as accessed. The cost is that of the loops around the accesses.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def touched_rows(
     leading: Sequence[Any],
     values: Mapping[str, Any],
 ) -> dict[str, NDArray[np.int64]]:
-    """Rows of some arrays that a tile accesses; all rows if that is not known."""
+    """Rows of some arrays that a tile accesses; all rows if they are unknown."""
     found = prefetch.rows(leading, values) if prefetch is not None else {}
     return {name: found.get(name, np.arange(len(array))) for name, array in arrays.items()}
 
@@ -82,7 +82,7 @@ def prefetch_of(
             continue
     if not found:
         return None
-    # The slices of all arrays follow each other in one kernel.
+    # The slices of all arrays are concatenated in one kernel.
     merged = [[s for own in found.values() for s in own[k]] for k in range(len(parts))]
     sliced = [
         replace(level, prelude=tuple(part)) for level, part in zip(levels, merged, strict=True)
@@ -101,7 +101,8 @@ def prefetch_of(
 
 
 def _unknown_names(parts: Sequence[Sequence[ast.stmt]], unknown: set[str]) -> frozenset[str]:
-    """Names whose value may come from an array that the loop writes, in any order of statements."""
+    """Names whose value may come from an array that the loop writes, for any order of
+    statements."""
     depends: list[tuple[frozenset[str], frozenset[str]]] = []
     for node in (node for part in parts for top in part for node in ast.walk(top)):
         match node:
@@ -148,7 +149,7 @@ class _Slicer:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 bound = stored_names(targets)
                 is_kept = bool(bound) and not bound & self.unknown
-                # A statement that is kept must not write into an array.
+                # A statement in the slice must have no effect on arrays.
                 if is_kept and any(
                     isinstance(part, ast.Subscript)
                     for target in targets

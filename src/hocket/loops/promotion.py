@@ -1,9 +1,9 @@
 """Infer the number types in a loop: Python's or numpy's, and the dtype.
 
-Compiled code has one 64-bit float type. The interpreter has two, Python's and numpy's, which differ
-for a zero divisor, in operations with 32-bit floats, and in sums of bools. The types of every name
-are inferred from the loop's inputs until nothing changes. The type of an operation is that of its
-result on samples, so the rules are those of Python and numpy themselves.
+Compiled code has one 64-bit float type. Python has two, its own and numpy's, which differ for a
+zero divisor, in operations with 32-bit floats, and in sums of bools. The types of every name are
+inferred from the loop's inputs until nothing changes. The type of an operation is that of its
+result on sample values, so the rules are those of Python and numpy themselves.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _sample(kind: Any) -> Any:
         case Num(dtype, is_python):
             return _PYTHON[dtype] if is_python else np.dtype(dtype).type(1)
         case Arr(dtype, rank):
-            # Ones, because zeros would raise where a sample divides.
+            # Ones, because zeros would raise an error if a sample is a divisor.
             return np.ones((2,) * rank, dtype)
         case Tup(items):
             return tuple(_sample(min(item, key=repr, default=Other())) for item in items)
@@ -145,7 +145,7 @@ class KindReader:
             if not reader._round():
                 break
         else:
-            # Tuples may grow for ever; types that do not settle are as good as unknown.
+            # Tuples may grow without end; types that do not converge are treated as unknown.
             reader.kinds = dict.fromkeys(reader.kinds, UNKNOWN)
         reader.assigned = {}
         reader._read()  # types are final now
@@ -267,7 +267,7 @@ class KindReader:
             elif isinstance(part, ast.Constant) and part.value is None:
                 options.append((None,))
             else:
-                # A name without a type yet is a loop variable that a later statement binds.
+                # A name without a type so far is a loop variable that a later statement binds.
                 options.append(self.of_expression(part) or _INT)
         return frozenset(
             _element(array, index) for array in base for index in itertools.product(*options)

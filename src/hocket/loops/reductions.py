@@ -1,9 +1,8 @@
 """Recognise reductions among carried names: sums, products, minima, maxima, flags.
 
-A name carried from one iteration to the next is a reduction if every statement that mentions it is
-one update by the same associative operator and its value is read nowhere else. Each worker then has
-a copy of its own, and the copies are combined in a fixed order. Any other carried name is
-refused.
+A name carried from one iteration to the next is a reduction if every statement that mentions it
+updates it by the same associative operator, and its value is read nowhere else. Each worker then
+has its own copy, and the copies are combined in a fixed order. Any other carried name is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Reduction:
     op: str
     line: int
     depends_on_order: bool = False
-    """True for a minimum or maximum that keeps a NaN or the later of 0.0 and -0.0."""
+    """True for a minimum or maximum that keeps a NaN, or the later of 0.0 and -0.0."""
     kind: str = "unknown"
     """Kind of the numbers that are accumulated."""
 
@@ -114,8 +113,8 @@ def _guarded_extreme(node: ast.If) -> tuple[str, _Update] | None:
                 left, right, is_greater = right, left, not is_greater
             is_same = ast.unparse(left) == ast.unparse(value)
             if is_same and _is(right, name) and not mentions(left, name):
-                # 0.0 and -0.0 are equal but have other bits, so which one stays depends on the
-                # order.
+                # 0.0 and -0.0 are equal but have different bits, so the order decides which one
+                # remains.
                 keeps_later = isinstance(op, (ast.GtE, ast.LtE))
                 return name, _Update("max" if is_greater else "min", keeps_later)
     return None

@@ -2,8 +2,8 @@
 
 Compiled as written, ``w = W[u[n]]; w += rate * (e * h - decay * w)`` would allocate temporary
 arrays in every iteration. Here a statement that changes a row becomes one loop without temporaries,
-and ``w @ h`` a sum that may be vectorised. Statements keep their order and a loop accesses only
-equal positions of rows, so the meaning is numpy's. Statements that do not fit are left as they are.
+and ``w @ h`` becomes a sum that may be vectorised. Statements keep their order and a loop accesses
+only equal positions of rows, so the meaning is numpy's. Statements that do not fit are unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from hocket.loops.names import Names, parsed
 from hocket.loops.promotion import Arr, KindReader, Kinds, Num
 
-# BLAS sums in an order of its own, so this sum need not keep the plain one and is vectorised.
+# BLAS uses its own order of summation, so this sum may be reassociated and vectorised too.
 DOT = """
 @njit(**{**OPTIONS_, "fastmath": {"reassoc", "contract", "nsz"}})
 def dot_(a, b):

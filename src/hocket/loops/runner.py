@@ -49,20 +49,22 @@ class SiteRunner:
         self._called = called_names(site.nest.node)
         self._fingerprint: Any = object()
         self._kept: dict[str, Any] = {}
-        """State of adaptive tables, kept from one call to the next."""
+        """State of adaptive tables, which persists between calls."""
         self._timed, self._plain_start = CallPace(), 0.0
         self.is_timing = False
-        """True if the entry that Python runs now is timed, see `end_plain`."""
+        """True if the current entry, run by Python, is timed; see `end_plain`."""
         self.num_to_skip = 0
-        """Next entries that the function should leave to Python without calling this runner."""
+        """Number of next entries that the function should run in Python without calling this
+        runner.
+        """
         self.last: Decision | None = None
         self._forget_if_changed()
 
     def run(self, variables: Mapping[str, Any]) -> Results | bool | None:
         """Run the loop and return its results, or return who should run it.
 
-        None: Python runs it, and its inner loops call their runners. False: Python runs all of
-        it.
+        None means that Python runs the loop and inner loops call their runners. False means that
+        Python runs the whole loop.
         """
         start = time.perf_counter()
         self.is_timing = False
@@ -110,7 +112,7 @@ class SiteRunner:
     def _decided(self, values: dict[str, Any], given: Mapping[str, Any]) -> Entry:
         """Decide a call, and store the decision with what it relies on."""
         decision = self.decide(values, memory.owners(values))
-        # What was looked at to decide is looked at again before the decision is reused.
+        # The properties that led to the decision are compared before it is reused.
         readings, source = decision.verdict.readings, decision.source
         guard = None
         if decision.execution == "parallel":
@@ -156,7 +158,8 @@ class SiteRunner:
         return False
 
     def _leaves_unbound(self, values: Mapping[str, Any]) -> bool:
-        """True if the loop may be empty, and a name read after it is bound nowhere else."""
+        """True if the loop may be empty while a name that is read after it is bound nowhere
+        else."""
         node = self.site.nest.node
         if isinstance(node, ast.While) or None not in map(values.get, self.results):
             return False
@@ -166,7 +169,9 @@ class SiteRunner:
             return True
 
     def _where_outside(self, decision: Decision) -> str:
-        """Accesses that may have caused an IndexError, which compiled code does not name."""
+        """Describe the accesses that may have caused an IndexError; compiled code does not name
+        them.
+        """
         where = f"in the loop at line {self.site.line} of {self.source.place}"
         if decision.candidate is None:
             return where
@@ -174,7 +179,8 @@ class SiteRunner:
         return f"{where}: {' or '.join(suspects)}" if suspects else where
 
     def _forget_if_changed(self) -> None:
-        """Drop all decisions if a helper or one of its constants, compiled in, has changed."""
+        """Drop all decisions if a helper or a constant that is compiled into kernels has
+        changed."""
         called = self.source.names.fingerprint(self._called)
         if called != self._fingerprint:
             self._fingerprint = called
@@ -226,8 +232,8 @@ class SiteRunner:
         for reduction in option.reading.reductions:
             if reduction.op in _NEUTRAL:
                 initial = type(values[reduction.name])
-                # Tiles begin at the neutral element; the value before the loop is added once, at
-                # the end.
+                # Tiles start at the neutral element; the value before the loop is added once at the
+                # end.
                 started[reduction.name] = initial(_NEUTRAL[reduction.op])
         rates = {owners.get(name, name): rate for name, rate in self.settings.rates.items()}
         tabled = {name: rate for name, rate in rates.items() if name in option.buffered}
@@ -247,7 +253,7 @@ class SiteRunner:
         option = decision.candidate.option
         written = option.reading.body.written
         names = {name for name, owner in owners.items() if owner in written}
-        # A slice that follows one name would miss accesses by the array's other name.
+        # A slice follows one name, so it would miss accesses by another name of the array.
         twice = {owner for name, owner in owners.items() if name != owner}
         wanted = written - twice - option.private - option.summed
         return prefetch_of(
@@ -270,7 +276,8 @@ class SiteRunner:
 
 
 def _serial_look(source: KernelSource, is_proven: bool, values: Mapping[str, Any]) -> Any:
-    """What a serial kernel relies on: sizes if its indices are not checked, lengths of rows."""
+    """Properties on which a serial kernel relies: sizes if indices are unchecked, and row
+    lengths."""
     sizes = [
         value.shape if isinstance(value, np.ndarray) else value
         for value in (values[name] for name in source.arguments if is_proven)
@@ -281,7 +288,7 @@ def _serial_look(source: KernelSource, is_proven: bool, values: Mapping[str, Any
 
 
 def _unknown_type(value: Any) -> str:
-    """Return why a loop cannot use a value; empty if it can."""
+    """Reason why a loop cannot use a value; empty if it can."""
     if value is None:
         return "is not known"
     if type(value) is np.ndarray and (value.dtype.kind not in "biufc" or value.ndim == 0):
@@ -302,7 +309,7 @@ def _typed(source: KernelSource, found: Sequence[Any], values: Mapping[str, Any]
     given = dict(zip(source.results, found, strict=True))
     for name, dtype in zip(source.results, source.dtypes, strict=True):
         value, before = given[name], values.get(name)
-        # Python would still hold the very object, with its type.
+        # Python would still hold the original object with its type.
         if not isinstance(before, np.ndarray) and _is_unchanged(value, before):
             given[name] = before
         elif dtype and isinstance(value, (bool, int, float, complex)):

@@ -20,7 +20,7 @@ class ArrayInfo:
     rank: int
     kind: Kind
     owner: str
-    """Name that identifies the array's memory: two names of one array have the same owner."""
+    """Name that identifies the array's memory; all names of one array have the same owner."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Scope:
     names: Names
 
     def only(self, names: Iterable[str]) -> dict[str, ArrayInfo]:
-        """Return the arrays among some names.
+        """The arrays among some names.
 
-        If the owner of an array is not among them, the first of its other names becomes its
+        If the owner of an array is not among them, the first of the array's other names becomes the
         owner.
         """
         found = {name: self.arrays[name] for name in sorted(names) if name in self.arrays}
@@ -64,7 +64,8 @@ def guessed_scope(nodes: Iterable[ast.AST], inputs: Iterable[str], names: Names)
                 use(right, 1)
             case _:
                 pass
-    # ``w = W[u]`` with ``w[k]`` gives W rank 2, as ``w @ h`` does; views may be of views.
+    # ``w = W[u]`` followed by ``w[k]`` gives W rank 2, as ``w @ h`` does. Three rounds follow views
+    # of views.
     for _ in range(3):
         for node in every:
             match node:

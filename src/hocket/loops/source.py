@@ -140,7 +140,7 @@ def _sites(
                 number = next(numbers)
                 inside = after | exposed_names([node])  # an iteration may read what the last left
                 children = tuple(_sites(node.body, inside, names, numbers))
-                # A `while` without a loop inside is seldom worth compiling.
+                # A ``while`` loop without an inner loop is seldom worth compiling.
                 target = getattr(node, "target", None)
                 is_site = isinstance(target, ast.Name) or (target is None and bool(children))
                 if is_site and not node.orelse:
@@ -152,8 +152,8 @@ def _sites(
                 yield from _sites(body, after, names, numbers)
                 yield from _sites(orelse, after, names, numbers)
             case ast.With(items, body) if not any("errstate" in ast.unparse(i) for i in items):
-                # Compiled code ignores `np.errstate`. A block that swallows an exception would let
-                # names be read as they were before.
+                # Compiled code ignores `np.errstate`. A ``with`` block may swallow an exception,
+                # after which names have their old values.
                 for site in _sites(body, after, names, numbers):
                     if not any(stored_names([each.nest.node]) & after for each in site.walk()):
                         yield site
@@ -165,19 +165,19 @@ def _surely_stored(statements: Sequence[ast.stmt]) -> frozenset[str]:
     for node in statements:
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             found |= stored_names([node])
-        # Any other statement may leave the block before the rest of it runs.
+        # Any other statement may leave the block before the remaining statements run.
         elif not isinstance(node, (ast.AugAssign, ast.Expr, ast.Pass)):
             break
     return frozenset(found)
 
 
 def _inputs(loop: Loop, names: Names) -> tuple[str, ...]:
-    """Names that the loop may read before it binds them, without called functions and modules."""
+    """Names that the loop may read before it binds them, except called functions and modules."""
     node = without_values(loop)
     called, stored = called_names(node), stored_names([node])
 
     def is_input(name: str) -> bool:
-        # What is called, and modules, the kernel's own module defines.
+        # The kernel's own module defines called functions and modules.
         return name in stored or not (
             name in called or isinstance(names.meaning(name), Library)
         )  # fmt: skip
@@ -212,7 +212,7 @@ class _RangeLoops(ast.NodeTransformer):
         index = f"index_{self.count}_"
         self.count += 1
         found = _elements(node.target, node.iter, index)
-        # A name that the body binds anew is no longer what the loop goes over.
+        # A name that the body rebinds is no longer the array over which the loop runs.
         if node.orelse or found is None or loaded_names([node.iter]) & stored_names(node.body):
             return node
         heads, lengths = found
@@ -244,10 +244,12 @@ def _elements(target: ast.expr, source: ast.expr, index: str) -> tuple[list[str]
 
 
 def _placed(node: _N, like: ast.AST) -> _N:
-    """Give generated nodes the lines of the code that they replace; others keep theirs."""
+    """Give generated nodes the line numbers of the code that they replace; other nodes keep
+    theirs."""
     for part in ast.walk(node):
         if isinstance(part, (ast.expr, ast.stmt)):
-            # Generated text is numbered from 1, so a lower line than that of the loop is its own.
+            # Generated text is numbered from 1, so a line below that of the loop marks a generated
+            # node.
             line = getattr(part, "lineno", 1)
             if not hasattr(part, "end_lineno") or line < like.lineno:  # type: ignore[attr-defined]
                 ast.copy_location(part, like)

@@ -1,8 +1,8 @@
 """The iteration space of a call: number of iterations, keys, and checks of assumed conditions.
 
 The analysis proves its results under conditions that only data can confirm: subscripts do not count
-from the end, runs of cells do not overlap. They are checked here in O(iterations), and so is
-whether every index is inside its array.
+from the end, and runs of cells do not overlap. These conditions are checked here in O(iterations).
+Another check finds out if every index is inside its array.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from hocket.loops.form import Access, Atom, Linear, Refusal, Sub
 from hocket.loops.nest import Reading
 
 MAX_ITERATIONS = 2**31
-"""Most iterations that are listed one by one in memory."""
+"""Maximum number of iterations that are listed in memory one by one."""
 Interval = tuple[int, int]
-"""Least and greatest value."""
+"""Smallest and largest value."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Space:
                     continue
                 ends = self.reach(sub)
                 if ends is not None and ends[0] < 0 and len(sub.index.varying) > 1:
-                    # Bounds of single variables are too wide for `i - j` where j stays below i.
+                    # Bounds of each variable alone are too wide for `i - j` if j is always below i.
                     ends = _ends(evaluate(sub.index.text(), self.by_iteration))
                 if ends is None:
                     text = sub.index.text()
@@ -160,7 +160,7 @@ class Space:
             shape = self.values[access.array].shape
             for length, sub in zip(shape, access.subs, strict=True):
                 ends = self.reach(sub)
-                # Slices are clipped, never out of range.
+                # Slices are clipped to the array, so they are never out of range.
                 if not sub.is_slice and (ends is None or ends[0] < 0 or ends[1] >= length):
                     yield access
                     break
@@ -173,7 +173,7 @@ class Space:
         return next(self.may_leave(), None) is None
 
     def reach(self, sub: Sub) -> Interval | None:
-        """Bounds of a subscript over all iterations in which it is reached; None if unknown."""
+        """Bounds of a subscript over all iterations that reach it; None if unknown."""
         ends = None if sub.index is None else self.interval(sub.index)
         return (max(ends[0], 0), ends[1]) if ends is not None and sub.is_guarded else ends
 
@@ -213,7 +213,7 @@ class Space:
     def _check_segments(self, segments: Segments) -> None:
         """Refuse runs of cells that overlap for different values of a loop variable."""
         runs, line = f"{segments.start}:{segments.stop}", self.reading.line
-        # One run for each value, however many iterations share it.
+        # One run per value, however many iterations share the value.
         values = np.unique(self.key(Atom("dim", segments.dim)))
         start, stop = (
             np.broadcast_to(evaluate(text, {**self.values, segments.dim: values}), len(values))

@@ -1,8 +1,8 @@
 """Run tiles on pinned threads of this process.
 
-A worker runs its tiles in order and waits only for the tiles that each one names. With buffered
-arrays all workers meet after each step; arrays in tables are read before a tile and updated after
-it.
+A worker runs its tiles in order and waits only for the tiles that each of them names. With buffered
+arrays there is a barrier after each step. Rows of arrays in tables are read before a tile and
+updated after it. Kernels run without the interpreter lock.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from hocket.loops.job import AnyArray, LoopJob, arguments_for, exchange, finish
 from hocket.loops.prefetch import touched_rows
 from hocket.tables import Node, TableSpec, local_tables
 
-# Kernels run without the interpreter's lock. Workers are started once and each stays on one core:
-# threads that move may run two kernels on one core.
+# Workers are started once, and each is pinned to one core: threads that migrate could run two
+# kernels on one core.
 
 Task = Callable[[], None]
 
@@ -48,12 +48,13 @@ class ThreadTeam:
     def together(
         self, task_of: Callable[[int], Task], abandon: Callable[[], None] = lambda: None
     ) -> None:
-        """Run one task on each worker; raises the exception of the first that failed.
+        """Run one task on each worker; raises the exception of the first worker that failed.
 
         ``abandon`` is called if the wait is interrupted. Workers finish their current task before
         they start another.
         """
-        # Two threads of the program may run loops at once, and each needs all workers.
+        # Two threads of the program may run loops at the same time, and each loop needs all
+        # workers.
         with self._turn:
             futures = [each.submit(task_of(worker)) for worker, each in enumerate(self._workers)]
             try:
@@ -85,17 +86,15 @@ def team(num_workers: int) -> ThreadTeam:
 os.register_at_fork(after_in_child=team.cache_clear)
 
 
-# Arrays in tables: a tile's rows are read before the tile runs, its changes are added after it.
-#
-# A worker sees its own changes at once and those of others at most one step late (`hocket.tables`,
-# staleness 1); there is no barrier after a step. With adaptive revision, the amount that a tile
-# subtracts from a row is treated as a gradient, and the table takes AdaGrad steps that correct for
-# gradients the tile had not seen. The sums of squares are kept from one call to the next if the
-# array is unchanged since the last call. Rows are sent as 32-bit floats.
+# Arrays in tables: a worker sees its own changes at once, and those of others at most one step late
+# (`hocket.tables`, staleness 1). There is no barrier after a step. With adaptive revision, the
+# amount that a tile subtracts from a row is treated as a gradient, and the table takes AdaGrad
+# steps that correct for gradients the tile had not seen. The sums of squares persist between calls
+# if the array is unchanged since the last call. Rows are sent as 32-bit floats.
 
 Rows = Mapping[str, NDArray[np.int64]]
 STALENESS = 1
-"""Steps by which the changes of other workers may be late when a worker reads a row."""
+"""Number of steps by which other workers' changes may be late when a worker reads a row."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ class TabledArrays:
     def pull(self, rows: Rows) -> None:
         """Read a tile's rows from the tables."""
         for name, array in self.arrays.items():
-            # Only the tile's rows: a read waits until every row in it is fresh enough.
+            # Only the tile's rows, because a read waits until every row in it is fresh enough.
             places = rows[name]
             added = self.worker[name].get(places).reshape(len(places), *array.shape[1:])
             array[places] = self._start[name][places] + added.astype(array.dtype)
@@ -135,7 +134,9 @@ class TabledArrays:
 
 @contextlib.contextmanager
 def _tables(job: LoopJob, replicas: Sequence[dict[str, AnyArray]]) -> Iterator[list[TabledArrays]]:
-    """Tables for a job's arrays, one client per worker; at the end they are added to the arrays."""
+    """Tables for a job's arrays, with one client per worker; at the end they are added to the
+    arrays.
+    """
     if not job.tabled:
         yield []
         return
@@ -175,7 +176,8 @@ class _Progress:
     num_tiles: int
     ended: list[bool] = field(init=False)
     failed_at: float = math.inf
-    """Lowest number of a failed tile; tiles before it still run, as one of them may fail, too."""
+    """Lowest index of a failed tile; tiles before it still run, because one of them may fail too.
+    """
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def __post_init__(self) -> None:
@@ -197,7 +199,7 @@ class _Progress:
 
     def fail(self, number: float = -1) -> None:
         with self.changed:
-            # The error of the first failed tile is the one that the serial loop would raise.
+            # The serial loop would raise the error of the first failed tile.
             self.failed_at = min(self.failed_at, number)
             self.changed.notify_all()
 

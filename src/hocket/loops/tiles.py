@@ -3,8 +3,8 @@
 The space is a grid of row blocks and column blocks: of the outer and inner loop, or of the values
 of two keys. 1-D: each worker has its own row blocks or column blocks. Rotation (Gemulla et al.
 2011): every column block moves from worker to worker, so that in each step no two workers share
-one. Wavefront: row blocks are assigned to the workers in turn, and a tile waits for the one above
-it. Rows are cut at exact cumulative counts, O(iterations + keys).
+one. Wavefront: row blocks are assigned to the workers round-robin, and a tile waits for the tile
+above it. Rows are cut at exact cumulative counts. O(iterations + keys).
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from hocket.loops.legal import Shape
 from hocket.loops.space import Space
 
 MAX_BLOCKS_PER_WORKER = 8
-"""Most row blocks per worker in a skewed wavefront; low blocks start sooner."""
+"""Maximum number of row blocks per worker in a skewed wavefront; low blocks start sooner."""
 MIN_TILE = 8192
-"""Least iterations of a wavefront's tile, so that waiting for other tiles costs little."""
+"""Minimum number of iterations of a wavefront's tile, so that waiting for other tiles costs little.
+"""
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ class TileCosts:
 
     iteration_s: float = 1.0
     start_s: float = 0.0
-    """Time to wake a worker for a tile."""
+    """Time to start a tile on a worker."""
     handed_s: float = 0.0
-    """Time to move rows to a tile from each tile that it waits for."""
+    """Time to move rows to a tile from each tile for which it waits."""
     exchange_s: float = 0.0
     """Time to add up the workers' replicas."""
     has_barriers: bool = False
@@ -100,10 +101,10 @@ def balanced_cuts(ends: LongArray, num_parts: int) -> LongArray:
     """Positions that cut weights with the cumulative sums ``ends`` into nearly equal parts."""
     targets = ends[-1] * np.arange(num_parts + 1, dtype=np.float64) / num_parts
     after = np.searchsorted(ends, targets, side="left")
-    # A cut goes to the nearer side of the value that it would split.
+    # A cut moves to the nearer side of the value that it would split.
     before = np.maximum(after - 1, 0)
     cuts = np.where(targets - ends[before] < ends[after] - targets, before, after)
-    # Rounding must not lose the first or the last position.
+    # Rounding must not move the first or the last position.
     cuts[0], cuts[-1] = 0, len(ends) - 1
     found: LongArray = cuts.astype(np.int64)
     return found
@@ -130,7 +131,7 @@ def tiling_of(space: Space, shape: Shape, num_workers: int, num_steps: int = 1) 
     ends = None if weights is None else pointers(weights)
     num_rows, num_columns = _grid_size(space, shape, num_workers, num_steps)
     if ends is None:
-        # Listing equal weights would take longer than short iterations do.
+        # Listing equal weights would take longer than the iterations themselves if these are short.
         rows = (2 * len(space.outer) * np.arange(num_rows + 1) + num_rows) // (2 * num_rows)
     else:
         rows = balanced_cuts(ends, num_rows)
@@ -162,10 +163,11 @@ def _grid_size(space: Space, shape: Shape, num_workers: int, num_steps: int) -> 
     if not _is_wavefront(shape):
         is_outer = shape.space == space.reading.dims[0]
         return (num_workers * num_steps, 1) if is_outer else (1, num_workers)
-    # Without skew two blocks of rows per worker do; with skew a block starts as much later as it is
-    # high, so blocks are low.
+    # Without skew, two blocks of rows per worker suffice. With skew, a block of h rows starts h
+    # later, so blocks are low.
     most = num_workers * (MAX_BLOCKS_PER_WORKER if shape.skew else 2)
-    # Twice as many columns as rows: tiles of MIN_TILE where there is enough for all workers.
+    # Twice as many columns as rows; tiles have MIN_TILE iterations if that leaves enough for all
+    # workers.
     wanted = max(num_workers, math.isqrt(space.num_iterations // (2 * MIN_TILE)))
     wanted = -(-wanted // num_workers) * num_workers
     num_rows = max(min(wanted, most, len(space.outer)), 1)
@@ -198,10 +200,11 @@ def _scheduled(
     for step, worker, row, column in sorted(cells, key=lambda cell: (cell[0], cell[2])):
         after: tuple[int, ...] = ()
         if is_wavefront and row:
-            # A tile needs those above it and to its left; the latter are the same worker's.
+            # A tile needs the tiles above it and to its left. The left one belongs to the same
+            # worker, which runs its tiles in order.
             after = (numbers[row - 1, column],)
         elif shape.kind == "rotation" and step:
-            # The column block comes from the worker that had it one step before.
+            # The column block arrives from the worker that had it in the previous step.
             after = (numbers[(row + 1) % num_workers, column],)
         numbers[row, column] = len(tiles)
         tiles.append(Tile(worker, step, bounds_of(row, column), int(counts[row, column]), after))
@@ -245,7 +248,7 @@ def _listed(space: Space, shape: Shape, num_workers: int, num_steps: int) -> Til
     assert shape.space is not None
     rows = parts_of(space.key(shape.space), num_workers)
     if shape.time is None:
-        # One key, several steps: each worker's part is cut in the loop's own order.
+        # With one key and several steps, each worker's part is cut in the loop's own order.
         columns = np.arange(len(rows), dtype=np.int64) * num_steps // max(len(rows), 1)
         num_columns = num_steps
     else:

@@ -1,8 +1,8 @@
-"""The verdict on one loop: all legal parallel schedules, or the reasons why there is none.
+"""The verdict on one loop: all legal parallel schedules, or the reasons why there are none.
 
-For each depth of the nest, and for each set of arrays that may have a replica per worker (scratch
-arrays, sums, arrays that the user permits to be buffered), the legal shapes are listed. Choosing
-among them needs data and happens when the loop is called.
+The legal shapes are listed for each depth of the nest, and for each set of arrays that may have a
+replica per worker: scratch arrays, sums, arrays that the user permits to be buffered. Choosing
+among the shapes needs data and happens when the loop is called.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class LoopOption:
     reading: Reading
     shape: Shape
     private: _Names = frozenset()
-    """Scratch arrays: each worker has a replica, and that of the last iteration is kept."""
+    """Scratch arrays with a replica per worker; the replica of the last iteration is kept."""
     summed: _Names = frozenset()
-    """Arrays of which each worker has a replica, summed at the end."""
+    """Arrays with a replica per worker, which are summed at the end."""
     buffered: _Names = frozenset()
     """Arrays whose changes are exchanged only between steps, by the user's permission."""
 
@@ -52,9 +52,9 @@ class LoopVerdict:
     refusals: tuple[Refusal, ...] = ()
     readings: tuple[Reading, ...] = ()
     to_permit: tuple[str, ...] = ()
-    """Arrays whose late updates, if permitted, would each allow a parallel schedule.
+    """Arrays for which a permission of late updates would each allow a parallel schedule.
 
-    Empty if the loop has one already.
+    Empty if the loop already has a parallel schedule.
     """
 
 
@@ -103,7 +103,8 @@ def _options(
         # A replica of an array without conflicts would only cost copies.
         if not buffered | summed <= blocked:
             continue
-        # What is buffered is out of order anyway; the rest must still keep it.
+        # Buffered arrays are updated out of order in any case; all other arrays must keep their
+        # order.
         vectors = _kept(reading, private | summed | buffered)
         for shape in legal_shapes(vectors, reading.dims, signs, ordered=ordered):
             if shape not in seen:
@@ -157,7 +158,7 @@ def _conflict(reading: Reading) -> Refusal:
         names = ", ".join(r.name for r in reading.reductions)
         lines = [r.line for r in reading.reductions]
         return Refusal(f"the sum {names} in floating point depends on the order", *lines)
-    # The pair with the fewest fixed dimensions is the hardest to order.
+    # The vector with the fewest dimensions fixed at 0 is the hardest to order, so it is reported.
     worst = min(vectors, key=lambda vector: sum(1 for d in vector.distance.values() if d == 0))
     first, second = worst.first, worst.second
     return Refusal(

@@ -14,7 +14,7 @@ from hocket.tables.transports.port import Port
 _TCP = "tcp://"
 _LOCAL = re.compile("ipc://.")
 _MAX_PORT = 65535
-"""Highest TCP port. ZeroMQ wraps higher numbers around and would listen elsewhere."""
+"""Highest TCP port. ZeroMQ wraps larger numbers around and would listen on another port."""
 
 
 def shard_port(layout: Layout, shard: int, address: str) -> Port:
@@ -22,7 +22,7 @@ def shard_port(layout: Layout, shard: int, address: str) -> Port:
     _check(address)
     from hocket.tables.transports.zeromq import ZeroMqShardPort
 
-    # Longer messages are nobody's, and the socket ends their connection.
+    # A longer message cannot come from a client of this layout; the socket closes its connection.
     most = max(
         longest(layout.rows_of(table, shard), change_width(table.rule, table.width))
         for table in layout.tables

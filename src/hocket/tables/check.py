@@ -1,14 +1,14 @@
 """Model check of the protocol: random schedules with a shard that dies, every read checked.
 
 Each change of worker v in clock k adds 1 to cell (v, k) of a row, so a value shows which changes it
-holds. A schedule is a random sequence of events: a worker reads, changes a row or ends a clock; a
-client sends some of its changes; a message arrives; a shard sends some rows, writes a checkpoint,
+contains. A schedule is a random sequence of events: a worker reads, changes a row or ends a clock;
+a client sends some of its changes; a message arrives; a shard sends some rows, writes a checkpoint,
 dies (messages in flight are lost or arrive late) or restarts. Every read of a worker at clock c
 with staleness s is checked: no change of clock c - s - 1 or older may be missing, all own changes
-must be included, and no change may be included twice. At the end all messages are delivered: no
-worker may wait for ever, and the shard must hold every change exactly once.
+must be included, and no change may be included twice. At the end all messages are delivered. Then
+no worker may still be waiting, and the shard must contain every change exactly once.
 
-The functions checked here are those that the transports run. About 80 microseconds per schedule.
+The checked functions are those that the transports run. About 80 microseconds per schedule.
 """
 
 from __future__ import annotations
@@ -68,15 +68,14 @@ from hocket.tables.core.shard import (
     shard_take,
 )
 
-# One random schedule of the protocol, as compiled code: everything that may happen next.
-#
-# A worker reads, changes or clocks; a client sends some of its changes, or some again; a message
-# arrives; a shard sends some rows, writes a checkpoint, dies (messages in flight are lost or arrive
-# late) and comes back. Every read is checked as it is made; at the end all is delivered in turn.
+# One random schedule of the protocol as compiled code, so that millions of schedules are
+# affordable. At the end all actions are repeated in a fixed order until every message is delivered.
 
 NUM_ROWS, NUM_CLOCKS, SLOTS, STEPS, MAX_ROUNDS = 2, 4, 48, 150, 400
 ROUND = (0, 0, 23, 11, 11, 11, 11, 21, 16, 16, 16, 16, 16, 16, 7, 7)
-"""Actions at the end, in this order: work, ping, arrive above, push, arrive below, send."""
+"""Actions at the end, in this order: work, ping, deliver to the shard, push, deliver to clients,
+send.
+"""
 OLD_MISSING, OWN_MISSING, NOT_ONCE, STUCK, LOST = range(1, 6)
 
 
@@ -91,16 +90,16 @@ class Mailboxes(NamedTuple):
 
 
 class ScheduleRun(NamedTuple):
-    """State of the check itself, which the protocol does not read."""
+    """State of the checker, which the protocol does not read."""
 
     made: NDArray[np.int64]
     """[row, worker, clock] number of changes made."""
     clock: LongArray
-    """[worker] the worker's clock."""
+    """[worker] clock of the worker."""
     wants: LongArray
-    """[worker] the row that the worker waits for, or -1."""
+    """[worker] row for which the worker waits, or -1."""
     resend: LongArray
-    """[client] the next batch to send again."""
+    """[client] next batch to resend."""
     saved_cells: Cells
     saved_applied: LongArray
     saved_clocks: LongArray
@@ -108,7 +107,9 @@ class ScheduleRun(NamedTuple):
     more: LongArray
     one: Cells
     rules: LongArray
-    """Staleness, workers per client, deaths left, and the staleness to check reads against."""
+    """Staleness, workers per client, deaths left, and the staleness against which reads are
+    checked.
+    """
     random: NDArray[np.uint64]
     read: Cells
 
@@ -235,12 +236,12 @@ def _work(
     if clock == NUM_CLOCKS:
         return 0
     choice = _below(run, 4)
-    # A worker that waits can do nothing else, as in `Table.get`.
+    # A waiting worker can do nothing else, as in `Table.get`.
     if run.wants[worker] >= 0 or choice == 0:
         if run.wants[worker] < 0:
             run.wants[worker] = _below(run, NUM_ROWS)
         return _read(one, up, run, worker)
-    # At the end nothing new is changed, so that everything can be delivered.
+    # No new changes at the end, so that everything can be delivered.
     if choice < 3 and at_random:
         row = _below(run, NUM_ROWS)
         run.one[:] = 0
@@ -306,7 +307,7 @@ def _send(
 ) -> None:
     """Let a client resend a batch, or send some of its changes for the first time."""
     one = _member(members, client)
-    # Before the shard has answered, a client does not know which life to address.
+    # Before the shard has answered, a client does not know the epoch to which messages belong.
     if up.num[client] >= SLOTS or one.facts[MY_LIFE] == 0:
         return
     if run.resend[client] < one.facts[NEXT]:
@@ -437,7 +438,7 @@ class Arrangement:
     pushes: bool
     num_deaths: int
     promised: int | None = None
-    """Staleness that reads are checked against, if it differs from that of the table."""
+    """Staleness against which reads are checked, if it differs from the table's."""
 
 
 def arrangements() -> list[Arrangement]:
@@ -464,7 +465,9 @@ def check_schedules(num_schedules: int, seed: int = 0) -> int:
 
 
 def first_fault(arrangement: Arrangement, seed: int, num: int) -> tuple[int, int]:
-    """First fault among ``num`` schedules with seeds from ``seed`` on, and its seed; 0 if none."""
+    """First fault among ``num`` schedules with seeds from ``seed`` on, and its seed; fault 0 if
+    none.
+    """
     num_clients, per_client = arrangement.num_clients, arrangement.workers_per_client
     workers = num_clients * per_client
     promised = arrangement.promised
@@ -486,7 +489,7 @@ def first_fault(arrangement: Arrangement, seed: int, num: int) -> tuple[int, int
         np.array([arrangement.staleness, per_client, arrangement.num_deaths, promised]),
         np.zeros(1, np.uint64), np.zeros((1, width), np.float32),
     )  # fmt: skip
-    # What the log and the channels hold beyond their counts does not matter.
+    # Entries of the log and the channels beyond their counts are never read, so they need no reset.
     used = [*shard, *members[: ClientState._fields.index("log_row")], *up[3:], *down[3:], *run]
     pristine = [array.copy() for array in used]
     for at in range(seed, seed + num):

@@ -25,18 +25,18 @@ from hocket.tables.core.message import (
 _HEAD_BYTES = 8 * HEAD
 _DENSE, _SPARSE = b"\0", b"\1"
 _MAX_COLUMNS = 2**16
-"""Most columns that the 16-bit column numbers of a sparse row can address."""
+"""Maximum number of columns that the 16-bit column numbers of a sparse row can address."""
 
 
 def longest(num_rows: int, width: int) -> int:
-    """Most bytes of a message about ``num_rows`` rows with ``width`` cells each."""
+    """Maximum number of bytes of a message with ``num_rows`` rows of ``width`` cells each."""
     return _HEAD_BYTES + 1 + num_rows * (4 + 4 * width)
 
 
 def encode(message: Message, sent_bytes: int = 0, *, is_counted: bool = True) -> bytes:
     """Encode a message with its first COUNT rows.
 
-    The head receives the bytes sent so far, including this message if it is counted.
+    The head receives the number of bytes sent so far, including this message if it is counted.
     """
     parts = _parts(message, int(message.head[COUNT]))
     own_bytes = _HEAD_BYTES + sum(map(len, parts)) if is_counted else 0
@@ -45,7 +45,7 @@ def encode(message: Message, sent_bytes: int = 0, *, is_counted: bool = True) ->
 
 
 def _parts(message: Message, count: int) -> tuple[bytes | memoryview, ...]:
-    # 32 bits: a table has at most 2**31 - 1 rows, see `MAX_ROWS`.
+    # 32 bits suffice, because a table has at most 2**31 - 1 rows (`MAX_ROWS`).
     rows = message.rows[:count].astype(np.int32).tobytes()
     if not count or not message.cells.shape[1] or not len(message.cells):
         return (rows,)
@@ -78,7 +78,7 @@ def decode(data: bytes, num_rows: int, width: int) -> Message:
     start = _HEAD_BYTES + 4 * count
     if count < 0 or len(data) < start:
         raise RunError("a message of a table is cut off")
-    # Each row occurs once, so a longer list is an error and not worth its memory.
+    # Each row occurs once, so a longer list is an error and must not take memory.
     if count > num_rows:
         raise RunError(f"a message names {count} rows of a table that has {num_rows} here")
     rows = np.frombuffer(data, np.int32, count, _HEAD_BYTES).astype(np.int64)
@@ -92,7 +92,7 @@ def decode(data: bytes, num_rows: int, width: int) -> Message:
 def _cells(data: bytes, start: int, count: int, width: int) -> Cells:
     body = len(data) - start - 1
     if data[start : start + 1] == _DENSE and body == 4 * count * width:
-        # Copied: the bytes need not begin where a float may.
+        # Copied, because the bytes may not be aligned for floats.
         flat = np.frombuffer(data, np.uint8, body, start + 1).copy()
         return flat.view(np.float32).reshape(count, width)
     if data[start : start + 1] == _SPARSE and body >= 2 * count:

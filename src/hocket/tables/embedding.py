@@ -1,4 +1,4 @@
-"""A `torch.nn.Embedding` whose rows live in a table that all machines share.
+"""A `torch.nn.Embedding` whose rows are in a table that all machines share.
 
     users = Embedding(worker["users"], std=0.1)
     optimizer = TableOptimizer([users, items], lr=0.1)
@@ -6,7 +6,7 @@
     loss.backward()
     optimizer.step()               # adds the rows' updates and ends the table's clock
 
-Only rows of the batch are read and sent. A table holds the sum of a row's updates; the initial
+Only rows of the batch are read and sent. A table contains the sum of a row's updates. The initial
 value is computed from the seed and the row's number, so that clients need not exchange it.
 """
 
@@ -33,7 +33,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.table, self.std, self.seed = table, std, seed
         self.used: list[tuple[LongArray, Tensor]] = []
-        """Rows read since the last step, and the leaf tensors that hold them."""
+        """Rows read since the last step, with the leaf tensors that contain them."""
 
     @property
     def worker(self) -> Worker:
@@ -41,14 +41,14 @@ class Embedding(nn.Module):
         return self.table.worker
 
     def forward(self, indices: Tensor) -> Tensor:
-        """Rows as ``[*indices, width]``, as fresh as staleness requires; each is read once."""
-        # Each row travels once, however often it occurs in the batch.
+        """Rows as ``[*indices, width]``, as fresh as the staleness requires."""
+        # Each row is read and sent once, however often it occurs in the batch.
         rows, inverse = torch.unique(indices.detach().cpu(), return_inverse=True)
         numbers = rows.numpy()
         leaf = torch.from_numpy(self.table.get(numbers) + self._start(numbers))
         leaf = leaf.to(indices.device)
         if torch.is_grad_enabled() and self.training:
-            # A leaf of its own: its gradient is that of the rows, summed over the batch.
+            # The leaf's gradient is that of the rows, summed over the batch.
             leaf.requires_grad_()
             self.used.append((numbers, leaf))
         found: Tensor = nn.functional.embedding(inverse.to(indices.device), leaf)

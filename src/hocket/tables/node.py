@@ -1,10 +1,10 @@
-"""A running client: the workers of one process, their row cache, and a thread that sends rows.
+"""A running client: the workers of one process, their row cache, and a thread that exchanges rows.
 
-Workers are threads of this process, each with its own clock; they share the cache, and the node's
-clock is that of the slowest worker. The thread sends changes (at each clock, or in the managed mode
-continuously by priority), receives rows, and repeats requests after a shard was restarted. A worker
-waits only in `get`, for rows that are too stale to read, and in `clock` while too much is in
-flight.
+Workers are threads of this process, each with its own clock. They share the cache, and the node's
+clock is that of the slowest worker. The node's thread sends changes (at each clock, or continuously
+by priority in managed mode), receives rows, and repeats requests after a shard was restarted. A
+worker waits only in `get`, for rows that are too stale to read, and in `clock` while too many bytes
+are in flight.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Node:
         self.blocked_s = 0.0
         """Seconds that workers have waited in `get` and `clock`, summed over workers."""
         self.num_refused = 0
-        """Changes of rows that shards left out because they were not finite."""
+        """Number of row changes that shards refused because they were not finite."""
         self._closing = False
         self._trouble: BaseException | None = None
         self._heard_s = [time.monotonic()] * layout.num_shards
@@ -92,7 +92,7 @@ class Node:
         except BaseException:
             self.close()
             raise
-        # A restarted client goes on at the clock that its earlier process had reached.
+        # A restarted client continues at the clock that its earlier process reached.
         start = max(int(link.state.facts[MY_CLOCK]) for link in self._all_links())
         for worker in self.workers:
             worker.ticks = start
@@ -119,7 +119,7 @@ class Node:
         self.port.close()
 
     def flush(self) -> None:
-        """Send all changes and wait until the shards hold them, also in their checkpoints."""
+        """Send all changes and wait until the shards have them, also in their checkpoints."""
         if self.layout.ticks_per_clock == 2:
             self.wait_for(lambda: all(worker.leaving is None for worker in self.workers),
                           "to end the last step", limit_s=self.timeout_s)  # fmt: skip
@@ -144,7 +144,7 @@ class Node:
                 self._num_keeping -= 1
 
     def advance(self) -> None:
-        """Set the node's clock to that of the slowest worker; the lock is held."""
+        """Set the node's clock to that of the slowest worker; the caller holds the lock."""
         slowest = min(worker.ticks for worker in self.workers)
         for link in self._all_links():
             link.state.facts[MY_CLOCK] = slowest
@@ -154,7 +154,7 @@ class Node:
         waiting = [worker for worker in self.workers if worker.leaving is not None]
         if not waiting:
             return
-        # A step has ended when every shard has everybody's clock.
+        # A step has ended when every shard has received the clocks of all clients.
         reached = min(int(link.shard_clock) for link in self._all_links())
         for worker in waiting:
             if reached >= worker.ticks:
@@ -173,7 +173,7 @@ class Node:
                 if not self._turn():
                     self.port.wait(self.layout.idle_s)
         except BaseException as error:
-            # A worker that waits must learn of it; it raises this in its own thread.
+            # Waiting workers are woken and raise this error in their own threads.
             self._trouble = error
         with self.changed:
             self.changed.notify_all()
@@ -181,7 +181,7 @@ class Node:
     def _turn(self) -> bool:
         """Process arrived messages and send due ones; True if there were any."""
         busy = False
-        # A bound, so that sending is not put off while messages keep arriving.
+        # Bounded, so that sending is not delayed while messages keep arriving.
         for _ in range(64):
             found = self.port.receive()
             if found is None:
@@ -244,7 +244,7 @@ class Node:
         A client that only computes also pings, while the thread of its slowest worker is alive.
         """
         now_s = time.monotonic()
-        # The thread turns far more often than silence has to be noticed.
+        # The loop turns far more often than silence must be detected.
         if now_s - self._pinged_s < _PING_S:
             return
         self._pinged_s = now_s
@@ -301,7 +301,7 @@ class Node:
                 self.blocked_s += time.monotonic() - started_s
 
     def check_running(self) -> None:
-        """Raise the error that ended the thread that moves rows."""
+        """Raise the error that ended the node's thread."""
         trouble = self._trouble
         if isinstance(trouble, RunError):
             raise RunError(trouble.message, hint=trouble.hint, where=trouble.where) from trouble
@@ -311,7 +311,7 @@ class Node:
             raise RunError("the tables were closed", hint="use them inside of the `with` statement")
 
     def _check_shards(self, started_s: float, what: str, limit_s: float) -> None:
-        # The longest silent one is named: on a busy machine others may be slow to answer, too.
+        # The shard that is silent for longest is named; on a busy machine others may be slow too.
         shard = min(range(len(self._heard_s)), key=self._heard_s.__getitem__)
         now_s = time.monotonic()
         if now_s - max(self._heard_s[shard], started_s) > self.timeout_s:
@@ -324,7 +324,8 @@ class Node:
     def check_heard(self) -> None:
         """Raise an error if a shard does not answer, for workers that never wait for one."""
         for shard, heard_s in enumerate(self._heard_s):
-            # Asked all the time, as long as every worker has a thread that could go on.
+            # Shards are pinged all the time while every worker has a live thread, so silence means
+            # failure.
             if self._pinged_s - heard_s > self.timeout_s and not self._ended_workers():
                 raise self._silence(shard, "to apply changes")
 

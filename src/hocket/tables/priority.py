@@ -36,7 +36,7 @@ def next_changes(
     rows = unsent_rows(client)
     rows = rows[client.oldest[rows] <= newest]
     age = client.oldest[rows]
-    # Others may wait for changes that are about to exceed the staleness.
+    # Other workers may wait for changes that are about to exceed the staleness.
     first = age <= client.facts[MY_CLOCK] - max(1.0, slack)
     return _best(rows, first, order, age, client.importance[0, rows], limit, random)
 

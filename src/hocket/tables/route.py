@@ -1,7 +1,8 @@
-"""Messages to one peer over a port: byte counts, acknowledgements, measured throughput.
+"""Exchange messages with one peer over a port: byte counts, acknowledgements, measured throughput.
 
 Every message contains the number of bytes of changes or rows sent up to its end. If fewer bytes
-have arrived, a connection has broken and messages were lost.
+have arrived, a connection has broken and messages were lost. The bytes in flight are bounded by the
+measured throughput, so that urgent rows do not queue behind others.
 """
 
 from __future__ import annotations
@@ -24,17 +25,15 @@ from hocket.tables.core.message import (
 )
 from hocket.tables.transports.port import Port
 
-# How fast one link may be used: bytes in flight are bounded by what the link takes in a short time.
-#
-# Each side stamps its messages with the bytes that it has sent so far and returns the last stamp
-# that it has seen. The bytes between two returned stamps over the time between them, while
-# something was in flight all the time, is the goodput; a time in which the sender had nothing more
-# to send counts only if it shows a higher one. More important rows cannot overtake those in a
-# socket's buffer, so few bytes are put there.
+# Throughput measurement: each side stamps its messages with the bytes that it has sent so far, and
+# returns the last stamp that it has received. Goodput is the number of bytes between two returned
+# stamps divided by the time between them. An interval in which the sender ran out of data counts
+# only if it shows a higher rate. Rows cannot overtake those in a socket's buffer, so few bytes are
+# put there.
 
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 2 * 1024, 64 * 1024
 _CHUNK_S = 0.03
-"""Longest seconds that one message keeps a link busy while a more important one waits."""
+"""Maximum seconds for which one message may occupy a link while a more important one waits."""
 _SAMPLE_S = 0.08
 _NUM_SAMPLES = 6
 
@@ -79,8 +78,9 @@ class SendBudget:
             self._measured(self._since, now_s, is_full=self._was_full)
             self._since, self._was_full = (now_s, self.returned_bytes), False
         elif self.in_flight_bytes == 0:
-            # All has arrived before the time was up. Counted from when the link was last empty:
-            # answers come in bunches, and the time between two of them says nothing.
+            # Everything has arrived before the interval ended. The rate is counted from when the
+            # link was last empty, because answers arrive in bunches and the time between two of
+            # them is meaningless.
             self._measured(self._busy, now_s, is_full=False)
 
     def _measured(self, since: tuple[float, int], now_s: float, *, is_full: bool) -> None:
@@ -91,7 +91,7 @@ class SendBudget:
 
     @property
     def window_bytes(self) -> int:
-        """Most bytes that should be in flight."""
+        """Maximum number of bytes that should be in flight."""
         return max(2 * self.chunk_bytes, int(2 * _CHUNK_S * (self.goodput_bps or 0.0)))
 
     def allows(self) -> bool:
@@ -104,7 +104,9 @@ class SendBudget:
 _MAX_BUSY_SHARE = 0.5
 _SHORT_CLOCK_S = 8 * _CHUNK_S
 _LATENCY_S = 0.005
-"""In shorter clocks, workers wait for processes, not for the link: holding back only delays."""
+"""In shorter clocks, workers wait for processes and not for the link, so holding rows back only
+delays them.
+"""
 
 
 class LinkUse:
@@ -117,7 +119,9 @@ class LinkUse:
 
     def __init__(self) -> None:
         self.is_starved = False
-        """True if clocks are short and keep the link busy: clocks should share a message."""
+        """True if clocks are short and keep the link busy, so that several clocks should share a
+        message.
+        """
         self._is_filled = False
         self._clock, self._busy_s, self._was_busy = -1, 0.0, False
         self._started_s = self._seen_s = time.monotonic()
@@ -138,7 +142,7 @@ class LinkUse:
 
 _ANSWER_S = 0.02
 MAX_IN_FLIGHT_BYTES = 64 * 2**20
-"""Most bytes sent and not acknowledged; beyond them no messages are made."""
+"""Maximum number of unacknowledged bytes; beyond it no messages are made."""
 
 
 class Route:
@@ -148,7 +152,7 @@ class Route:
         """``tables`` is the layout's digest."""
         self.port, self.peer, self.tables = port, peer, tables
         self.process = 0
-        """The client's process that the shard answers."""
+        """Process number of the client to which the shard answers."""
         self.budget = SendBudget()
         self.sent_s = time.monotonic()
         """Time of the last message sent."""
@@ -162,7 +166,7 @@ class Route:
         head = message.head
         head[TABLE], head[RECEIVED] = table, self.seen_bytes
         head[TABLES], head[SENDER] = self.tables, self.port.process
-        # Only rows and changes are answered at once, so only they measure the link.
+        # Only rows and changes are acknowledged at once, so only they measure the link.
         is_measured = head[KIND] in (UPDATES, ROWS)
         data = encode(message, self.budget.sent_bytes, is_counted=is_measured)
         self.sent_s = time.monotonic()
@@ -193,5 +197,7 @@ class Route:
 
     @property
     def is_clogged(self) -> bool:
-        """True if too much is unacknowledged, so that a stalled peer does not fill our memory."""
+        """True if too many bytes are unacknowledged, so that a stalled peer does not fill our
+        memory.
+        """
         return self.budget.in_flight_bytes > MAX_IN_FLIGHT_BYTES

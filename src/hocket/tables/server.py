@@ -1,8 +1,8 @@
 """A running shard: it receives messages, sends rows and writes checkpoints.
 
-A client with another layout, of another shard, or whose number another process has taken is refused
-and changes nothing. A checkpoint that cannot be written is logged and retried; until it is written,
-clients keep the changes that are not in it.
+A client with another layout or for another shard is refused and changes nothing. So is a client
+whose number another process has taken. A checkpoint that cannot be written is logged and retried;
+until it is written, clients keep the changes that it lacks.
 """
 
 from __future__ import annotations
@@ -67,17 +67,16 @@ from hocket.tables.route import LinkUse, Route
 from hocket.tables.spec import Layout, TableSpec
 from hocket.tables.transports.port import Port
 
-# A shard on disk: one .npz file of arrays and a JSON text, replaced as a whole, read without code.
-#
-# It holds the rows, which changes of each client are in them, and the clocks of the clients; what
-# clients have sent since is sent by them again.
+# A checkpoint is one .npz file of arrays and a JSON text, which is replaced as a whole and read
+# without executing code. It contains the rows, the last change of each client in them, and the
+# clocks of the clients. Clients resend everything later.
 
 FORMAT = "hocket.table-shard/1"
 _ARRAYS = ("cells", "hidden", "applied", "clocks")
 
 
 class CheckpointFile:
-    """The checkpoint file of one running shard; a second shard that opens it is refused.
+    """The checkpoint file of a running shard; a second shard that opens it is refused.
 
     The lock is a separate file, which the kernel unlocks when the process ends.
     """
@@ -97,7 +96,7 @@ class CheckpointFile:
                     hint="name a file in an existing folder that you may write to",
                     where=str(self.path),
                 ) from None
-            # Two shards that write one file would each lose the other's changes.
+            # Two shards that write one file would overwrite each other's changes.
             if not try_lock(lock.fileno()):
                 lock.close()
                 raise UsageError(
@@ -132,7 +131,7 @@ class CheckpointFile:
     def read(self, states: Sequence[ShardState]) -> None:
         """Load the checkpoint, if there is one, into the shard's states.
 
-        Raises `InputFileError` if it is of other tables.
+        Raises `InputFileError` if it belongs to other tables.
         """
         if not self.path.exists():
             return
@@ -175,9 +174,9 @@ def _facts(layout: Layout, shard: int) -> dict[str, Any]:
 
 
 _MAX_ROWS = 32_768
-"""Size of a message whose speed is not measured."""
+"""Maximum number of rows in one message."""
 _MAX_LOG_BYTES = 256 * 2**20
-"""Bytes of changes since the last checkpoint, held by clients, that trigger a new one."""
+"""Bytes of changes since the last checkpoint, held by clients, that trigger a new checkpoint."""
 _AGAIN_S = 5.0
 """Seconds until a checkpoint that could not be written is retried."""
 _log = logging.getLogger("hocket.tables")
@@ -204,18 +203,18 @@ class ShardServer:
         self.routes = [Route(port, client, self._digest) for client in range(layout.num_clients)]
         pairs = len(layout.tables), layout.num_clients
         self._claimed = np.full(pairs, -1, np.int64)
-        """[table, client] the last clock claimed to a client."""
+        """[table, client] last clock claimed to a client."""
         self._needed = np.zeros(pairs, np.int64)
-        """[table, client] the latest clock that a worker has waited for."""
+        """[table, client] latest clock for which a worker has waited."""
         self._urgent_bytes = np.zeros(pairs, np.int64)
-        """[table, client] bytes sent on the route up to the last row that a clock waited for."""
+        """[table, client] bytes sent on the route up to the last row for which a clock waited."""
         self._use = [LinkUse() for _ in layout.tables]
         self.num_refused_messages = 0
         self._random = np.random.default_rng((seed, shard))
         now_s = time.monotonic()
         self._heard_s = [now_s] * layout.num_clients
         self._replaced: list[set[int]] = [set() for _ in self.routes]
-        """For each client: its former processes, whose number another process has taken."""
+        """Former processes of each client, whose number another process has taken."""
         self._saved_s = self._tried_s = now_s
         self._log_bytes = 0
         self._is_save_wanted = False
@@ -223,7 +222,8 @@ class ShardServer:
         if self._file is not None:
             try:
                 self._file.read(self.states)
-                # Not after hours: a place that cannot be written to is an error before it serves.
+                # Written at the start, so that an unwritable place is an error at once and not
+                # after hours of service.
                 self._file.write(self.states)
             except BaseException:
                 self._file.close()
@@ -250,7 +250,7 @@ class ShardServer:
         before = [int(state.facts[NOW]) for state in self.states]
         asked: list[tuple[int, int, LongArray]] = []
         num = 0
-        # A bound, so that rows are sent while messages keep arriving.
+        # Bounded, so that rows are sent while messages keep arriving.
         while num < 256 and (found := self.port.receive()) is not None:
             num += 1
             try:
@@ -263,7 +263,7 @@ class ShardServer:
         for table, state in enumerate(self.states):
             has_advanced = state.facts[NOW] != before[table]
             spec = self.layout.tables[table]
-            # A managed table also sends between clocks, an asynchronous one has none.
+            # A managed table also sends between clocks; an asynchronous table has no clocks.
             if has_advanced or spec.mode == "managed" or (num and spec.is_asynchronous):
                 self._push(table)
             if has_advanced:
@@ -311,7 +311,8 @@ class ShardServer:
             raise RunError("a message is from nobody")
         sender = int(head[SENDER])
         if sender in self._replaced[client]:
-            # Believed, its changes would take the numbers of those of the process that is there.
+            # Changes of a former process would be counted under the numbers of the process that
+            # replaced it.
             self._refuse(client, head, REPLACED)
             return False
         if sender != self.routes[client].process:
@@ -346,7 +347,8 @@ class ShardServer:
         spec, state = self.layout.tables[table], self.states[table]
         is_busy = False
         for client, route in enumerate(self.routes):
-            # Rows at a client's claim serve it for `staleness` clocks: newer ones can wait so long.
+            # Rows at a client's claim serve it for `staleness` clocks, so newer rows can wait that
+            # long.
             need = max(self._needed[table, client], spec.need(int(state.clocks[client]) + 1))
             is_due = self._claimed[table, client] < need
             is_busy |= self._send_next(table, client, is_due=is_due)
@@ -361,7 +363,7 @@ class ShardServer:
         """Send rows by priority while the route allows; True if it does not."""
         spec, state, route = self.layout.tables[table], self.states[table], self.routes[client]
         limit_bytes = route.budget.chunk_bytes if is_idle else route.budget.window_bytes
-        # Small messages: a row that becomes urgent waits for the one in front of it.
+        # Small messages, because a row that becomes urgent waits for the message in front of it.
         limit = max(1, limit_bytes // (4 * state.cells.shape[1] + 4))
         while True:
             rows = next_rows(state, client, limit, spec.order, self._random,
@@ -397,7 +399,9 @@ class ShardServer:
         self._claimed[table, client] = max(self._claimed[table, client], head[CLAIM])
 
     def _tell(self, table: int, client: int, kind: int) -> None:
-        """Send a client the shard's progress, as heads of all tables; RESTORED is for one table."""
+        """Send a client the shard's progress as heads of all tables; RESTORED concerns one table
+        only.
+        """
         tables = [table] if kind == RESTORED else range(len(self.states))
         for each in tables:
             head = np.zeros(HEAD, np.int64)
@@ -422,7 +426,7 @@ class ShardServer:
         now_s = time.monotonic()
         late = now_s - self._saved_s > self.checkpoint_s
         is_due = self._is_save_wanted or late or self._log_bytes > _MAX_LOG_BYTES
-        # Without new changes the last checkpoint still holds everything.
+        # Without new changes the last checkpoint is still complete.
         if not is_due or not self._log_bytes or now_s < self._tried_s:
             return
         try:
@@ -458,11 +462,11 @@ class ShardServer:
 
     @property
     def num_refused(self) -> int:
-        """Number of row changes that were not finite and were left out."""
+        """Number of row changes that were refused because they were not finite."""
         return sum(int(state.facts[NUM_REFUSED]) for state in self.states)
 
     def cells(self, table: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-        """The values of a table's rows here."""
+        """The values of a table's rows on this shard."""
         spec, state = self.layout.tables[table], self.states[table]
         assert state.cells.shape[1] == cell_width(spec.rule, spec.width)
         return state.cells[:, : spec.width]

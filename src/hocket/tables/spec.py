@@ -14,23 +14,25 @@ MODES = ("ssp", "essp", "managed")
 ORDERS = ("fifo", "random", "magnitude")
 MAX_ROWS = 2**31 - 1
 _CLIENT_ROW_BYTES = 23
-"""Bytes in `core.shard.ShardState` for each client and row."""
+"""Bytes in `core.shard.ShardState` per client and row."""
 _PROTOCOL = 3
 """Version of the messages; a peer with another version is refused."""
 
 
 @dataclass(frozen=True)
 class TableSpec:
-    """One table of ``num_rows`` rows of ``width`` 32-bit floats, zero at first.
+    """One table of ``num_rows`` rows of ``width`` 32-bit floats, initially zero.
 
-    A worker at clock c reads all changes of clocks before c - ``staleness`` and all of its own
-    process; ``math.inf`` is asynchronous. 0 is bulk synchronous: reads hold exactly the changes of
-    earlier clocks, the worker's own included. ``mode`` says what moves when:
+    A worker at clock c reads all changes of clocks before c - ``staleness``, and all changes of its
+    own process. ``math.inf`` is asynchronous. 0 is bulk synchronous: reads contain exactly the
+    changes of earlier clocks, also for the worker's own changes. ``mode`` selects when rows and
+    changes are sent:
 
-    - ``ssp``: changes at each clock; rows when a worker asks.
-    - ``essp``: changes at each clock; a row that was read once is pushed whenever all have clocked.
-    - ``managed``: what clocks wait for goes first, in both directions; over a link with time to
-      spare other changes go ahead, in ``order``.
+    - ``ssp``: changes at each clock; rows when a worker requests them.
+    - ``essp``: changes at each clock; a row that was read once is pushed at each advance of the
+      clock.
+    - ``managed``: rows and changes for which a clock waits go first, in both directions; a link
+      with spare time also sends other changes early, in ``order``.
     """
 
     name: str
@@ -101,7 +103,7 @@ class TableSpec:
         return self.staleness == 0
 
     def need(self, clock: int) -> int:
-        """Clock that a row must have to be read by a worker at ``clock``."""
+        """Minimum clock of a row that a worker at ``clock`` may read."""
         return 0 if self.is_asynchronous else max(0, clock - int(self.staleness))
 
 
@@ -135,21 +137,21 @@ class Layout:
 
     @property
     def ticks_per_clock(self) -> int:
-        """Protocol clocks per clock of a worker.
+        """Number of protocol clocks per clock of a worker.
 
-        There are two with a bulk-synchronous table: at the first, all workers have ended their
+        There are two if a table is bulk-synchronous. At the first, all workers have ended their
         step, and only then do they send their changes; at the second, all changes have arrived.
         """
         return 2 if any(table.is_synchronous for table in self.tables) else 1
 
     @property
     def idle_s(self) -> float:
-        """Longest uninterrupted sleep of the thread; managed tables check the link more often."""
+        """Maximum sleep of the thread in seconds; managed tables check the link more often."""
         return 0.005 if any(table.mode == "managed" for table in self.tables) else 0.05
 
     def digest(self, shard: int) -> int:
         """Number that identifies these tables and one of their shards."""
-        # Numbers of any type that compare equal give the same digest.
+        # Numbers of different types that compare equal must give the same digest.
         tables = [
             [float(each) if isinstance(each, numbers.Real) else each for each in astuple(table)]
             for table in self.tables

@@ -1,4 +1,4 @@
-"""Tables for one worker thread: it reads rows, changes them and ends its steps."""
+"""Tables for one worker thread, which reads rows, changes them and ends its steps."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Worker:
     def __init__(self, node: Node, number: int) -> None:
         self.node, self.number = node, number
         self.ticks = 0
-        """Protocol clocks, see `Layout.ticks_per_clock`."""
+        """Protocol clocks; see `Layout.ticks_per_clock`."""
         self.held: list[tuple[Table, LongArray, Cells]] = []
-        """Changes of bulk-synchronous tables in this step."""
+        """Changes of bulk-synchronous tables in the current step."""
         self.leaving: list[tuple[Table, LongArray, Cells]] | None = None
-        """Changes of the previous step, kept until all workers have ended it."""
+        """Changes of the previous step, held until all workers have ended it."""
         self.thread: threading.Thread | None = None
-        """The thread that used this worker last."""
+        """Thread that used this worker last."""
         self._tables = {
             table.name: Table(self, place) for place, table in enumerate(node.layout.tables)
         }
@@ -50,11 +50,11 @@ class Worker:
 
     @property
     def now(self) -> int:
-        """Number of steps ended; a restarted client continues from its last number."""
+        """Number of ended steps; a restarted client continues from its last number."""
         return self.ticks // self.node.layout.ticks_per_clock + (self.leaving is not None)
 
     def clock(self) -> int:
-        """End a step and return the new clock; this worker's changes so far belong to the step."""
+        """End a step and return the new clock; the changes so far belong to the ended step."""
         node, self.thread = self.node, threading.current_thread()
         is_synchronous = node.layout.ticks_per_clock == 2
         if is_synchronous:
@@ -65,7 +65,7 @@ class Worker:
             node.check_heard()
             if is_synchronous and self.held:
                 self.leaving, self.held = self.held, []
-                # Started again after it had ended this step, it must not end it twice.
+                # A client that was restarted after it had ended this step must not end it twice.
                 self.ticks += 1 - self.ticks % 2
             else:  # nothing to hold back
                 self.ticks += node.layout.ticks_per_clock - self.ticks % 2 * is_synchronous
@@ -76,7 +76,9 @@ class Worker:
         return self.now
 
     def release(self) -> None:
-        """Apply the changes of a step that all workers have ended; the node's lock is held."""
+        """Apply the changes of a step that all workers have ended; the caller holds the node's
+        lock.
+        """
         for table, rows, changes in self.leaving or ():
             table.change(rows, changes)
         if self.leaving is not None:
@@ -96,10 +98,10 @@ class Table:
     def get(self, rows: ArrayLike) -> Cells:
         """Rows visible to this worker, as [rows, width]; one row for a single number."""
         self.worker.thread = threading.current_thread()
-        # Compiled code reads without checks, so rows are checked here.
+        # Compiled code reads without bounds checks, so rows are checked here.
         wanted = self._checked(rows)
         out = np.empty((wanted.size, self.spec.width), np.float32)
-        # Staleness counts the worker's clocks, and shards count protocol clocks.
+        # Staleness is in the worker's clocks, shards count protocol clocks.
         need = self.spec.need(self.worker.now) * self.node.layout.ticks_per_clock
         for link, places, part in self._split(wanted.ravel()):
             if part is None:
@@ -127,7 +129,7 @@ class Table:
     def inc(self, rows: ArrayLike, change: ArrayLike) -> None:
         """Add changes (gradients for an adaptive table) to rows; a row may occur several times.
 
-        A change that is not finite is left out and counted in `refused`.
+        A change that is not finite is refused and counted in `refused`.
         """
         self.worker.thread = threading.current_thread()
         places = self._checked(rows).ravel()
@@ -149,7 +151,7 @@ class Table:
     def change(self, places: LongArray, changes: Cells) -> None:
         """Apply checked changes at the worker's clock; the node's lock is held."""
         for link, local, part in self._split(places):
-            # Kernels are compiled for contiguous arrays.
+            # Kernels are compiled for contiguous arrays only.
             own = changes if part is None else np.ascontiguousarray(changes[part])
             change_rows(link.state, self.worker.ticks, local, own)
 
@@ -174,7 +176,9 @@ class Table:
 
     @property
     def refused(self) -> int:
-        """Changes of this process that were not finite and were left out here or by a shard."""
+        """Number of changes of this process that were not finite and were refused, here or by a
+        shard.
+        """
         own = sum(int(link.state.facts[MY_REFUSED]) for link in self._links)
         return own + self.node.num_refused
 
@@ -195,7 +199,9 @@ class Table:
         return np.asarray(found, np.int64, order="C")
 
     def _split(self, rows: LongArray) -> Iterator[tuple[ShardLink, LongArray, BoolArray | None]]:
-        """Yield for each shard: the row numbers there, and a mask of their places in ``rows``."""
+        """Yield for each shard: its link, the row numbers there, and a mask of their positions in
+        ``rows``.
+        """
         count = len(self._links)
         if count == 1:
             yield self._links[0], rows, None

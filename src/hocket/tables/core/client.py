@@ -1,16 +1,16 @@
 """The client's side of the protocol: a row cache, unsent changes, and a log of sent changes.
 
-All workers of a process share one client. A cached row has the clock at which the shard sent it; a
-worker at clock c with staleness s may read the row if that clock is at least c - s, otherwise the
-client requests the row and the worker waits. Own changes are applied to the cache at once. When a
-row arrives, this client's changes that the shard had not yet applied, and the unsent ones, are
-applied on top of it, so own writes are always visible. Sent changes stay in the log until the shard
-reports that they are durable; a restarted shard is sent the log again from the end of its
+All workers of a process share one client. A cached row has the clock at which the shard sent it. A
+worker at clock c with staleness s may read the row if that clock is at least c - s; otherwise the
+client requests the row and the worker waits. A worker's own changes are applied to the cache at
+once. When a row arrives, this client's changes that the shard had not yet applied, and the unsent
+ones, are applied on top of it, so own writes are always visible. Sent changes stay in the log until
+the shard reports that they are durable. A restarted shard gets the log again from the end of its
 checkpoint.
 
 The log is a list of lines in the order of sending, each with the number of the previous line of the
-same row. Reading, changing and sending a row costs O(width), a batch O(unsent rows) in addition; a
-row that arrives costs O(width x own changes in flight).
+same row. Reading, changing and sending a row costs O(width), and a batch O(unsent rows) in
+addition. A row that arrives costs O(width x own changes in flight).
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ from hocket.tables.core.rule import (
 
 (ME, MY_LIFE, NEXT, DONE, KEPT, MY_CLOCK, CLAIMED, ANNOUNCED, MY_PUSHES, MY_RULE, MY_WIDTH,
  BASE, TAIL, END, MY_REFUSED, NUM_UNSENT) = range(16)  # fmt: skip
-"""Places in `ClientState.facts`. NEXT: number of the next change to be sent. DONE, KEPT: the last
-that the shard has applied and made durable. MY_CLOCK: the clock of the slowest worker. CLAIMED: the
-shard's claim. ANNOUNCED: the clock that the shard knows of. BASE: number of the log's first line in
-memory, TAIL: of the first that is still needed, END: of the one that comes next."""
+"""Indices into `ClientState.facts`. NEXT: number of the next change to send. DONE, KEPT: last
+change that the shard has applied, and made durable. MY_CLOCK: clock of the slowest worker. CLAIMED:
+the shard's claim. ANNOUNCED: clock that the shard knows. BASE: number of the log's first line in
+memory. TAIL: number of the first line that is still needed. END: number of the next line.
+"""
 NEVER = np.int64(1 << 60)
 
 
@@ -68,12 +69,12 @@ class ClientState(NamedTuple):
     """Clock at which the shard sent a row; -1 if the row is not cached."""
     subscribed: BoolArray
     asked: LongArray
-    """The clock for which a row was requested; -1 for none."""
+    """Clock for which a row was requested; -1 if it was not."""
     pending: Cells
     oldest: LongArray
     """Clock of a row's oldest unsent change, or NEVER."""
     unsent: LongArray
-    """Rows with unsent changes; the first NUM_UNSENT entries are valid."""
+    """Rows with unsent changes; only the first NUM_UNSENT entries are valid."""
     importance: Cells
     last: LongArray
     """Number of the row's last line in the log, or -1."""
@@ -82,7 +83,7 @@ class ClientState(NamedTuple):
     log_version: LongArray
     log_cells: Cells
     batch_end: LongArray
-    """Number of the line after a batch, by its version modulo B."""
+    """Number of the line after a batch, by the batch's version modulo B."""
     batch_clock: LongArray
 
 
@@ -97,7 +98,7 @@ def new_client(
     num_lines: int = 1024,
     num_batches: int = 1024,
 ) -> ClientState:
-    """A client with an empty cache that has not heard of a shard yet."""
+    """A client with an empty cache and no connection to a shard yet."""
     facts = np.zeros(16, np.int64)
     facts[ME], facts[NEXT], facts[MY_PUSHES], facts[MY_RULE], facts[MY_WIDTH] = (
         client,
@@ -145,7 +146,7 @@ def mark_asked(client: ClientState, rows: LongArray, num: int, need: int, out: L
     count = 0
     for i in range(num):
         row = rows[i]
-        # What is pushed or on its way arrives without another request.
+        # A pushed row, or one whose answer is in flight, arrives without another request.
         if 0 <= client.asked[row] <= need or client.subscribed[row]:
             continue
         client.asked[row] = need
@@ -169,7 +170,7 @@ def change_rows(client: ClientState, clock: int, rows: LongArray, changes: Cells
     for i in range(len(rows)):
         row = rows[i]
         change = size_of(changes, i, facts[MY_WIDTH])
-        # A gradient's square must be finite, too.
+        # The square of a gradient must be finite too.
         if not (change if facts[MY_RULE] == ADD else change * change) < LARGEST:
             refused += 1
             continue
@@ -210,7 +211,7 @@ def send_changes(client: ClientState, rows: LongArray, head: LongArray) -> int:
         client.oldest[row] = NEVER
         client.importance[0, row] = 0.0
         facts[END] += 1
-    # The shard may take a clock for complete only if none of its changes is unsent.
+    # The shard may treat a clock as complete only if none of its changes is unsent.
     clock, left = facts[MY_CLOCK], 0
     for i in range(facts[NUM_UNSENT]):
         row = client.unsent[i]
@@ -301,7 +302,8 @@ def take_restored(client: ClientState, head: LongArray) -> int:
     """
     facts = client.facts
     if facts[NEXT] == 1 and head[APPLIED] > 0:
-        # A process that takes the place of an earlier one goes on where that had come to.
+        # A process that replaces an earlier one continues from the state that the earlier one
+        # reached.
         facts[NEXT] = head[APPLIED] + 1
         facts[KEPT] = head[APPLIED]
         facts[MY_CLOCK] = facts[ANNOUNCED] = head[CLOCK]
@@ -317,7 +319,7 @@ def take_restored(client: ClientState, head: LongArray) -> int:
 def forget_pushes(client: ClientState) -> None:
     """Drop subscriptions, claims and pending requests after messages in flight were lost."""
     for row in range(len(client.row_clock)):
-        # What a claim covered until now stays valid; later claims will not cover the row.
+        # Earlier claims stay valid for the row's clock; later claims will not cover the row.
         client.row_clock[row] = fresh_clock(client, row)
         client.subscribed[row] = False
         client.asked[row] = -1

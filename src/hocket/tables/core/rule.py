@@ -1,13 +1,13 @@
-"""Rules by which changes enter rows: addition, or adaptive revision.
+"""Rules by which changes are applied to rows: addition, or adaptive revision.
 
 Adaptive revision (McMahan and Streeter, "Delay-tolerant algorithms for asynchronous distributed
-online learning", NIPS 2014) is AdaGrad that repairs what a gradient did not know. A row holds the
-value w, the sum G of all gradients, z' (the largest z so far) and, on the shard only, z. A client
-sends a gradient g and the sum G_old that it had read. The shard takes b = G - G_old, the gradients
-that came in between, and revises the steps which these took. Without delay b = 0 and it is AdaGrad.
-
-A change that is not finite, or brings the sum of a row's absolute values (of a gradient: any of the
-sums above) beyond what a 32-bit float can hold, is refused as a whole. O(width) per row.
+online learning", NIPS 2014) is AdaGrad with a correction for delayed gradients. A row consists of
+the value w, the sum G of all gradients, z' (the largest z so far) and, on the shard only, z. A
+client sends a gradient g and the sum G_old that it had read. The shard computes b = G - G_old, the
+sum of the gradients that arrived in between, and revises the steps taken for them. Without delay, b
+= 0 and the rule is AdaGrad. A change is refused as a whole if it is not finite, or if it would make
+a sum of absolute values (for a gradient, any of the sums above) exceed a 32-bit float. O(width) per
+row.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def cell_width(rule: int, width: int) -> int:
-    """Numbers per row as it is read: w, or w, G and z'."""
+    """Number of floats per row as it is read: w, or w, G and z'."""
     return width if rule == ADD else 3 * width
 
 
 def change_width(rule: int, width: int) -> int:
-    """Numbers per change: a delta, or g and the G_old with which it was computed."""
+    """Number of floats per change: a delta, or g and the G_old with which it was computed."""
     return width if rule == ADD else 2 * width
 
 

@@ -2,15 +2,15 @@
 
 Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server" (NIPS
 2013); pushes as in Dai et al., "High-performance distributed ML at scale through parameter server
-consistency models" (AAAI 2015). A client's clock c says that all its changes of clocks before c
-are here; the smallest over clients is the shard's clock. A row is sent with the shard's clock, so
-it holds every change of earlier clocks. With pushes, a client that was sent a row is subscribed to
-it: at each advance the rows that others changed become due, and when none is due any more all rows
-of the client are at the shard's clock, which is claimed in the head.
+consistency models" (AAAI 2015). A client's clock c means that all its changes of clocks before c
+have arrived; the minimum over clients is the shard's clock. A row is sent with the shard's clock,
+so it contains every change of earlier clocks. With pushes, a client that has received a row is
+subscribed to it. At each advance of the clock, the rows that others changed become due. When no row
+is due any more, all rows of the client are at the shard's clock, which the head then claims.
 
-Which rows are sent when is decided elsewhere (`hocket.tables.priority`): nothing here depends on
-it. Changing a row costs O(width + clients), sending it O(width), an advance O(clients), and O(rows)
-for those that have rows to be sent.
+The order of sending rows is chosen in `hocket.tables.priority`; correctness does not depend on it.
+Changing a row costs O(width + clients), sending it O(width), an advance O(clients), and O(rows) for
+clients with rows to be sent.
 """
 
 from __future__ import annotations
@@ -70,20 +70,20 @@ class ShardState(NamedTuple):
     clocks: LongArray
     """[P] clock of each client: all its changes of earlier clocks have arrived."""
     asked: LongArray
-    """[P, R] the clock at which a client requested the row, or -1."""
+    """[P, R] clock for which a client requested the row, or -1."""
     subscribed: BoolArray
     dirty: BoolArray
-    """[P, R] others changed the row since it was sent to a subscribed client."""
+    """[P, R] True if others changed the row since it was sent to a subscribed client."""
     due: BoolArray
-    """[P, R] dirty since before the last advance; due rows hold back the claim."""
+    """[P, R] True if dirty since before the last advance; due rows prevent the claim."""
     num_due: LongArray
     num_dirty: LongArray
     num_asked: LongArray
     """[P] number of rows set in ``due``, ``dirty`` and ``asked``."""
     since: LongArray
-    """[P, R] the number of the change that made the row dirty."""
+    """[P, R] number of the change that made the row dirty."""
     importance: Cells
-    """[P, R] accumulated relative magnitude of changes not sent to a client."""
+    """[P, R] accumulated relative magnitude of changes not yet sent to a client."""
 
 
 def new_shard(
@@ -124,8 +124,9 @@ def shard_take(shard: ShardState, message: Message) -> bool:
         for i in range(head[COUNT]):
             row = message.rows[i]
             asked = shard.asked[client, row]
-            # The earliest of several: who asked for a later clock asks again, while a worker that
-            # waits for the earlier one may be what the later clock waits for.
+            # The earliest of several requests is kept. A client that needs a later clock asks
+            # again, but a worker that waits for the earlier clock may be the one for which the
+            # later clock waits.
             shard.asked[client, row] = head[NEED] if asked < 0 else min(asked, head[NEED])
             shard.num_asked[client] += asked < 0
     if head[KIND] == PING and head[VERSION] > shard.applied[client]:
@@ -133,7 +134,7 @@ def shard_take(shard: ShardState, message: Message) -> bool:
     if head[KIND] == UPDATES:
         if head[VERSION] > shard.applied[client] + 1:
             return False
-        # Sent again after a restart, though it had arrived: it must not count twice.
+        # A batch that was resent after a restart although it had arrived must not count twice.
         if head[VERSION] <= shard.applied[client]:
             return True
         for i in range(head[COUNT]):
@@ -172,7 +173,8 @@ def _change(shard: ShardState, client: int, message: Message, line: int) -> None
         return
     shard.facts[NUM_CHANGES] += 1
     for other in range(len(shard.clocks)):
-        # A client has its own changes, unless one was refused: then it is sent the row as it is.
+        # A client has its own changes, unless one was refused: then it must receive the row as it
+        # is.
         if shard.subscribed[other, row] and (other == client) != fine:
             if not shard.dirty[other, row]:
                 shard.since[other, row] = shard.facts[NUM_CHANGES]
@@ -237,7 +239,7 @@ def shard_head(shard: ShardState, client: int, kind: int, head: LongArray) -> No
     head[CLIENT] = client
     head[EPOCH] = shard.facts[LIFE]
     head[CLOCK] = shard.clocks[client] if kind == RESTORED else shard.facts[NOW]
-    # A claim says that every pushed row is as new as the clock, so no due row may be left.
+    # A claim means that every pushed row is as new as the clock, so no row may be due.
     claims = shard.facts[PUSHES] and shard.num_due[client] == 0
     head[CLAIM] = shard.facts[NOW] if claims else -1
     head[APPLIED] = shard.applied[client]

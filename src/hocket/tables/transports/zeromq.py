@@ -30,7 +30,7 @@ def _socket(kind: str, name: str = "") -> Any:
     socket: Any = zmq.Context.instance().socket(getattr(zmq, kind))
     # A process that ends must not wait for a peer that is gone.
     socket.setsockopt(zmq.LINGER, 0)
-    # Clients bound the bytes in flight; ZeroMQ would drop messages in silence.
+    # Clients bound the bytes in flight. With a limit, ZeroMQ would drop messages silently.
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.RECONNECT_IVL, 50)
@@ -38,7 +38,7 @@ def _socket(kind: str, name: str = "") -> Any:
     if name:
         socket.setsockopt(zmq.IDENTITY, name.encode())
     else:
-        # A client that reconnects takes over from the connection that it lost.
+        # A client that reconnects takes over from its lost connection.
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     return socket
 
@@ -64,7 +64,7 @@ class _Waiter:
 
     def wake(self) -> None:
         """End a wait; if the pipe is full, the wait ends anyway."""
-        # Once closed, the number of the pipe may be that of any other file.
+        # After close, the pipe's descriptor may belong to another file.
         with self._turn, contextlib.suppress(BlockingIOError):
             if self._is_open:
                 os.write(self._write, b".")
@@ -80,7 +80,7 @@ class _Waiter:
 class ZeroMqShardPort:
     """Port of a shard, bound to an address; port 0 or ``*`` selects a free one.
 
-    A message longer than any client's message can be ends its connection.
+    A message that is longer than any valid one ends its connection.
     """
 
     def __init__(self, address: str, max_message_bytes: int) -> None:
