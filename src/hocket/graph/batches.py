@@ -1,9 +1,9 @@
 """The same training step with another number of samples.
 
-If samples do not interact, the computation, reads and memory of an op are the sum of a part that
+If samples do not interact, the FLOPs, traffic and memory of an op are the sum of a part that
 does not depend on the batch (weights, the optimizer) and a part per sample. So two captures of
 different batch sizes give the numbers of every other size, by a straight line through the two, op
-by op and tensor by tensor, and also through the extents in the ops' signatures. A third capture
+by op and tensor by tensor; the extents in the ops' signatures follow the same line. A third capture
 shows whether the line holds; if it does not (a loss over pairs of samples), the batch is not split.
 O(ops + tensors).
 """
@@ -34,6 +34,7 @@ _SAME = (
 
 def has_same_ops(graph: Graph, other: Graph) -> bool:
     """True if two graphs have the same ops and tensors, except for their sizes."""
+    # Signatures may differ, since they contain the sizes; everything else must be equal.
     return graph.kinds == other.kinds and all(
         np.array_equal(getattr(graph, name), getattr(other, name)) for name in _SAME
     )
@@ -95,11 +96,13 @@ def differing_op(graph: Graph, other: Graph) -> str | None:
     differs = graph.tensor_bytes != other.tensor_bytes
     if not differs.any():
         return None
+    # An input has no producer (-1): the first op stands for it.
     return graph.op_names[max(0, int(graph.tensor_producer[int(np.argmax(differs))]))]
 
 
 def _on_line(own: NDArray[Any], other: NDArray[Any], position: float) -> NDArray[Any]:
     """Inter- or extrapolate between two columns; integers stay integers, negatives become 0."""
+    # In floating point, because the products of large integers would overflow.
     value = np.maximum(own + position * (other.astype(np.float64) - own), 0.0)
     moved: NDArray[Any] = np.rint(value).astype(own.dtype) if own.dtype.kind == "i" else value
     return moved
@@ -113,6 +116,7 @@ def _signatures(
         return graph.signatures, graph.op_signature
     number: dict[tuple[int, int], int] = {}
     index = [
+        # Ops with equal signatures at one size may differ at the other, so pairs are numbered.
         -1 if pair[0] < 0 else number.setdefault(pair, len(number))
         for pair in zip(graph.op_signature.tolist(), other.op_signature.tolist(), strict=True)
     ]
@@ -124,6 +128,7 @@ def _signatures(
 
 def _interned(texts: Sequence[str], index: list[int]) -> tuple[tuple[str, ...], IntArray]:
     number: dict[str, int] = {}
+    # The last entry is for ops without a signature, whose index is -1.
     of_text = [number.setdefault(text, len(number)) for text in texts] + [-1]
     return tuple(number), np.array([of_text[i] for i in index], dtype=np.int32)
 
@@ -133,6 +138,7 @@ def _between(own: str, other: str, position: float) -> str:
     if own == other:
         return own
     numbers, others = _NUMBER.findall(own), _NUMBER.findall(other)
+    # Signatures of different form have no numbers to match.
     if len(numbers) != len(others):
         return own
     moved = iter(_moved(a, b, position) for a, b in zip(numbers, others, strict=True))

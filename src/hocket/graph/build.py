@@ -1,8 +1,8 @@
 """Build a Graph: from columns at once (`assemble`) or op by op (`GraphBuilder`).
 
 Both end in `assemble`, which sorts ops topologically, sorts tensors by their producers, and calls
-`verify_graph`. Ops that already are in a topological order keep it; others are sorted by Kahn's
-algorithm, smallest given position first. O(ops log ops + reads).
+`verify_graph`. Ops that are already in a topological order stay in it; others are sorted by Kahn's
+algorithm, smallest original position first. O(ops log ops + reads).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hocket.graph.verify import require_read_table, verify_graph
 
 
 class Interned(NamedTuple):
-    """A column of strings as numbers: the distinct strings, and per op its index, -1 for none."""
+    """A column of strings: the distinct strings, and per op its index into them, -1 for none."""
 
     table: Sequence[str]
     numbers: IntArray
@@ -73,10 +73,12 @@ def assemble(
     producer = np.asarray(tensors.producer, dtype=np.int32)
     read_ptr = np.asarray(read_ptr, dtype=np.int64)
     reads = np.asarray(reads, dtype=np.int32)
+    # Before sorting, since bad indices would raise errors that name no op.
     _require_indices(ops, tensors, producer, read_ptr, reads)
     op_order = topological_order(ops.name, producer, read_ptr, reads)
     op_rank = positions(op_order).astype(np.int32)
     new_producer = _renumbered(producer, op_rank)
+    # Stable, so that tensors of one op stay in the order in which the caller listed them.
     tensor_order = np.argsort(new_producer, kind="stable").astype(np.int32)
     tensor_rank = positions(tensor_order).astype(np.int32)
     reader = np.repeat(op_rank, np.diff(read_ptr))
@@ -235,6 +237,7 @@ def _column(values: Any, count: int, column: Column) -> Any:
 
 def _renumbered(links: IntArray, rank: IntArray) -> IntArray:
     """Return indices in the new numbering; -1 stays -1."""
+    # The appended -1 is what the index -1 selects.
     return np.append(rank, -1)[links].astype(np.int32)
 
 
@@ -248,6 +251,7 @@ def _interned(
         used, first, index = np.unique(
             values.numbers[order], return_index=True, return_inverse=True
         )
+        # -1 stands for no text and must not become an entry of the table.
         is_text = used >= 0
         by_appearance = np.argsort(first[is_text], kind="stable")
         rank = np.full(len(used), -1)

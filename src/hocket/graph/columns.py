@@ -1,7 +1,7 @@
 """Columns of numbers in a Graph: keys in files, data types, allowed values and defaults.
 
-`build`, `files` and `verify` follow these tables. Columns of strings and the table of reads are not
-in them.
+`build`, `files` and `verify` follow these tables. Columns of strings and the table of reads are
+handled by each of them separately.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from hocket.graph.graph import DTYPES, Graph, Phase, Role, Stream
 MAX_BYTES = 2**50
 """Bytes of a tensor or workspace above which it is considered a mistake (one pebibyte)."""
 MAX_FLOPS = 10**24
+"""FLOPs of an op above which a file is considered wrong."""
 MAX_INDEX = 2**31 - 1
+"""Largest index: columns of indices are 32-bit integers."""
 
 
 class Column(NamedTuple):

@@ -34,7 +34,7 @@ from hocket.graph.verify import MAX_SECONDS, verify_graph
 __all__ = ["graph_from_dict", "graph_to_dict", "read_graph", "write_graph"]
 
 
-# hocket.graph/1: the own file format, one list per column of the Graph.
+# hocket.graph/1: the native file format, one list per column of the Graph.
 #
 # The file is the Graph as it is: ops in topological order, tensors in the order of their producers.
 # Columns whose entries are all the default are left out. O(ops + reads) in numpy and the JSON
@@ -274,6 +274,7 @@ def _graph_from_json(value: object, name: str) -> Graph:
         raise InputFileError("the file is a list", hint=f"expected {_FORMATS}")
     if "schema" in value:
         if str(value["schema"]).startswith("hocket.plan/"):
+            # A likely mistake: both are files that hocket writes.
             raise InputFileError(
                 "the file is a plan, not a graph",
                 hint="give the model or the graph that was planned",

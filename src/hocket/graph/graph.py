@@ -192,6 +192,7 @@ class Graph:
     @cached_property
     def made_ptr(self) -> LongArray:
         """Outputs of op i: tensors ``made_ptr[i]`` up to ``made_ptr[i + 1]``."""
+        # Tensors are sorted by producer, so those of one op are adjacent.
         boundaries = np.arange(self.num_ops + 1)
         found = np.searchsorted(self.tensor_producer, boundaries, side="left")
         return _frozen(found.astype(np.int64))
@@ -217,6 +218,7 @@ class Graph:
         """Distinct (producer, reader) pairs of ops, sorted by reader, then producer."""
         producer = self.tensor_producer[self.reads].astype(np.int64)
         inner = producer >= 0
+        # At least 1, since an empty graph would divide by zero.
         key = distinct(self.reader[inner] * max(self.num_ops, 1) + producer[inner])
         src, dst = key % max(self.num_ops, 1), key // max(self.num_ops, 1)
         return _frozen(src.astype(np.int32)), _frozen(dst.astype(np.int32))
@@ -253,6 +255,7 @@ class Graph:
     @cached_property
     def works(self) -> BoolArray:
         """Per op: True if it takes device time: compute, memory traffic or a stated time."""
+        # Published profiles state times without FLOPs.
         works = (self.flops > 0) | (self.bytes_touched > 0)
         for seconds in self.stated.op_s.values() if self.stated is not None else ():
             works = works | (seconds > 0)
@@ -320,6 +323,7 @@ class Graph:
             if isinstance(value, np.ndarray):
                 yield spec.name, _canonical_bytes(value)
             elif isinstance(value, tuple):
+                # File names may hold bytes that are no UTF-8, which Python reads as surrogates.
                 yield spec.name, "\0".join(value).encode(errors="surrogatepass")
         if self.stated is not None:
             for kind in sorted(self.stated.op_s):
@@ -331,6 +335,7 @@ class Graph:
 def distinct(keys: LongArray) -> LongArray:
     """Return the distinct keys, ascending; on nearly sorted keys much faster than np.unique."""
     ascending = np.sort(keys, kind="stable")
+    # The first key is prepended minus 1, so that it always counts as new.
     return ascending[np.diff(ascending, prepend=ascending[:1] - 1) > 0]
 
 
@@ -349,5 +354,6 @@ def _frozen(array: NDArray[_T]) -> NDArray[_T]:
 
 
 def _canonical_bytes(array: NDArray[Any]) -> bytes:
+    # Explicit width and byte order make hashes equal on all machines.
     wide = np.float64 if array.dtype.kind == "f" else np.int64
     return array.astype(np.dtype(wide).newbyteorder("<")).tobytes()

@@ -100,6 +100,7 @@ _MEAN_REDUCTION, _SUM_REDUCTION = 1, 2
 
 def reading_samples(graph: Graph) -> Graph:
     """Return the graph, marked as unsplittable if an op before the loss mixes samples."""
+    # Only training steps have a batch that is split, and these have an optimizer.
     if graph.other_batch is None or graph.meta.get("optimizer") is None:
         return graph
     if met := where_samples_meet(graph):
@@ -117,6 +118,7 @@ def where_samples_meet(graph: Graph) -> str:
     grows = graph.tensor_bytes != other.tensor_bytes
     state = np.zeros(graph.num_tensors, dtype=np.int8)
     state[(graph.tensor_role == Role.INPUT) & (graph.tensor_producer < 0)] = Dependence.SAMPLES
+    # A division by the batch size differs by this ratio between the two captures.
     ratio = other.other_samples / other.num_samples
     routed = _routed(graph)
     for op in np.flatnonzero(_leads_to_loss(graph)).tolist():
@@ -136,6 +138,7 @@ def _leads_to_loss(graph: Graph) -> BoolArray:
     """Per op: True for forward ops on whose results an output such as the loss depends."""
     needed = graph.tensor_role == Role.OUTPUT
     leads = np.zeros(graph.num_ops, dtype=np.bool_)
+    # Backward through the graph: readers mark the tensors that they need before their makers.
     for op in np.flatnonzero(graph.op_phase == Phase.FORWARD)[::-1].tolist():
         made = graph.made_by(op)
         if needed[made.start : made.stop].any():
@@ -165,6 +168,7 @@ def _after(
         return Dependence.NONE
     text = _text_of(graph, op)
     if text is None:
+        # Without a signature, the op is assumed to treat samples separately.
         return Dependence.SAMPLES
     if _MADE.fullmatch(text.name):
         return Dependence.NONE
@@ -185,6 +189,7 @@ def _after_sums(
 ) -> Dependence | str:
     """Return how results of sums or means depend on the samples: only linear ops are allowed."""
     is_product = text.name in ("mul", "div") and int((states > 0).sum()) > 1
+    # A product of two sums is not linear, and neither is a sum mixed with single samples.
     if Dependence.SAMPLES in known or text.name not in _LINEAR or is_product:
         return f"{text.name} of a sum or mean over samples"
     if text.name in ("mul", "div") and _scale(text, ratio) and Dependence.MEAN not in known:
@@ -234,6 +239,8 @@ def _along_samples(text: OpText, num_dependent: int) -> str:
     elif name in ("sum", "mean", "amax", "amin", "logsumexp", "var_mean", "var", "std", "prod"):
         dims = [int(d) for d in _WHOLE.findall(text.args[1])] if len(text.args) > 1 else []
         along = {dim % max(len(tensors[0].grows), 1) for dim in dims}
+        # A reduction over all extents is a mean or sum over samples, which may be legal before a
+        # loss.
         is_kept = any(grows for dim, grows in enumerate(tensors[0].grows) if dim not in along)
         is_met = is_kept and any(tensors[0].along(dim) for dim in dims)
     elif name in _PICKS:
@@ -275,6 +282,7 @@ def _op_text(own: str, away: str) -> OpText | None:
     _, others = _parted(away)
     name = head.split(".")[1] if "." in head else head
     shapes, shapes_away = tensor_shapes(own), tensor_shapes(away)
+    # Different numbers of tensors: the two captures took different paths.
     if len(shapes) != len(shapes_away):
         return None
     tensors = tuple(

@@ -36,4 +36,5 @@ def tensor_layouts(
 
 
 def _numbers(text: str) -> tuple[int, ...]:
+    # A scalar has empty extents, which split into one empty text.
     return tuple(int(number) for number in text.split(",") if number)

@@ -1,4 +1,4 @@
-"""Topological order of ops or nodes that takes the smallest position first, compiled.
+"""Topological order of ops or nodes, smallest position first, in compiled code.
 
 Kahn's algorithm with a heap of the items whose sources are all listed. O(edges log items).
 """
@@ -30,10 +30,12 @@ def topological_order(
     num_ops = len(names)
     reader = np.repeat(np.arange(num_ops, dtype=np.int32), np.diff(read_ptr))
     made_by = producer[reads]
+    # The given order is valid, so files of sorted graphs skip the heap.
     if np.all(made_by < reader):
         return np.arange(num_ops, dtype=np.int32)
     inner = made_by >= 0
     rank = ranks(np.arange(num_ops), made_by[inner], reader[inner])
+    # Items on a cycle, or after one, never reach zero waiting sources.
     stuck = np.flatnonzero(rank < 0)
     if len(stuck):
         raise InputFileError(

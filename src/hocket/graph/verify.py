@@ -198,6 +198,7 @@ def _verify_aliases(graph: Graph) -> None:
     # An alias lives where its base is: its producer must read the base, or both of them exist
     # before the step.
     wanted = graph.tensor_producer[alias].astype(np.int64) * count + base
+    # The sentinel keeps the search within the array.
     present = np.append(graph.reader * count + graph.reads, np.iinfo(np.int64).max)
     read_by_producer = present[np.searchsorted(present, wanted)] == wanted
     before = (graph.tensor_producer[alias] < 0) & (graph.tensor_producer[base] < 0)
@@ -214,6 +215,7 @@ def _verify_aliases(graph: Graph) -> None:
 def _verify_alias_roots(graph: Graph) -> None:
     """Raise if tensors that exist before the step alias each other in a cycle."""
     root = np.where(graph.alias_of >= 0, graph.alias_of, np.arange(graph.num_tensors))
+    # Each round doubles the length of followed chains, so this many rounds reach every root.
     for _ in range(graph.num_tensors.bit_length()):
         root = root[root]
     wrong = _first(graph.alias_of[root] >= 0)
@@ -242,6 +244,7 @@ def _require_seconds(label: str, what: str, names: Sequence[str], seconds: Float
             f"{label} has {len(seconds)} entries, expected {len(names)}",
             hint="state one time per op, and one per tensor for transfers",
         )
+    # Only ops may have infinite times: a transfer that never ends has no meaning.
     cannot_run = np.isposinf(seconds) & (what == "op")
     wrong = _first(~((seconds >= 0) & ((seconds <= MAX_SECONDS) | cannot_run)))
     rule = f"it must be between 0 and {MAX_SECONDS:g}; an op that cannot run takes infinite time"

@@ -1,4 +1,7 @@
-"""Shapes of transformers, and their parallel configs."""
+"""Shapes of transformers (`Transformer`), their parallel configs, and counts of both.
+
+`files` finds models by name or file, `counts` has parameters and FLOPs, `rules` the valid configs.
+"""
 
 from hocket.transformer.parallel_config import (
     RECOMPUTES,

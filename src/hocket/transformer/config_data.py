@@ -1,4 +1,4 @@
-"""Read a `ParallelConfig` from a table of a file, strictly."""
+"""Read a `ParallelConfig` from a table of a file; unknown keys and wrong values are errors."""
 
 from __future__ import annotations
 
@@ -37,5 +37,6 @@ def _value(key: str, entry: object, place: str) -> Any:
         return fields.integer(entry, place, 0, 3)
     if entry is None:
         return None
+    # An explicit stage may have no layer (embedding alone), but every replica needs a sample.
     least, most = (1, MAX_BATCH) if key == "shares" else (0, MAX_DEGREE)
     return tuple(fields.int_column(entry, place, least, most).tolist())

@@ -76,12 +76,14 @@ def sparse_layers(model: Transformer) -> int:
 
 def layer_parameters(model: Transformer, *, sparse: bool) -> int:
     """Parameters of one layer, with experts or with the dense MLP."""
+    # Two norms: before attention and before the MLP.
     common = _attention_parameters(model) + 2 * norm_parameters(model)
     experts = model.experts
     if not sparse or experts is None:
         return common + mlp_parameters(model, model.mlp_width)
     routed = experts.count * mlp_parameters(model, experts.mlp_width)
     shared = mlp_parameters(model, experts.shared_width) if experts.shared_width else 0
+    # The router's matrix has one column per expert.
     return common + model.hidden * experts.count + routed + shared
 
 
@@ -100,6 +102,7 @@ def attention_weights(model: Transformer) -> int:
 def _attention_parameters(model: Transformer) -> int:
     own, latent = model.attention, model.latent
     biases = own.query_width + own.up_width + model.hidden if model.biases else 0
+    # With MLA, the latent vectors have norms of their own.
     norms = latent.query_rank + latent.key_rank if latent else 0
     return attention_weights(model) + biases + norms
 
@@ -126,9 +129,11 @@ def step_flops(model: Transformer, global_batch: int, convention: Convention) ->
     num_sparse = sparse_layers(model)
     mlps = (model.layers - num_sparse) * _mlp_weights(model, sparse=False)
     mlps += num_sparse * _mlp_weights(model, sparse=True)
+    # 2 FLOPs per weight and token: a multiplication and an addition.
     products = 2.0 * model.sequence * (model.layers * attention_weights(model) + mlps)
     widths = model.attention.query_width + model.attention.output_width
     attention = model.layers * 2.0 * model.sequence**2 * widths
+    # The output layer is never recomputed, so it always counts three passes.
     logits = 3 * 2.0 * model.sequence * model.hidden * model.vocabulary
     passes, attention_passes = {
         "model": (3, 3),

@@ -60,6 +60,7 @@ FAMILIES = (
         r"(attention\.)?output\.LayerNorm\..*",
         ("attention.self", "attention_head_size"),
     ),
+    # With and without a gate: the larger set of names has to be tried first.
     *(
         Family(
             "the built-in transformer",

@@ -95,6 +95,7 @@ def from_hf_config(config: Mapping[str, Any], name: str = "") -> Transformer:
             hint="models with a projection after the embedding are not supported",
         )
     latent = _hf_latent(config) if "kv_lora_rank" in config else None
+    # A null ``head_dim`` counts as missing, as in Transformers.
     head_width = _first(config, ("head_dim",), "head_width", hidden // heads)
     if latent is not None:
         unrotated = _first(config, ("qk_nope_head_dim",), "head_width")
@@ -111,6 +112,7 @@ def from_hf_config(config: Mapping[str, Any], name: str = "") -> Transformer:
         ),
         mlp=family.mlp,
         vocabulary=_first(config, ("vocab_size",), "vocabulary"),
+        # BLOOM uses ALiBi, so its configs may lack a sequence length.
         sequence=_first(config, family.sequence, "sequence", 2048 if kind == "bloom" else None),
         tied_embeddings=fields.flag(
             config.get("tie_word_embeddings", family.tied), "tie_word_embeddings"
@@ -279,6 +281,7 @@ def model_from_dict(data: Mapping[str, Any], default_name: str = "model") -> Tra
         source=fields.text(data.get("source", ""), "source"),
     )
     check_model(model)
+    # Checked after `check_model`, whose messages are more specific.
     if "head_width" not in data and hidden % heads:
         raise InputFileError(
             f"a hidden width of {hidden} cannot be shared by {heads} heads",
@@ -350,6 +353,7 @@ def is_config_file(path: Path) -> bool:
     if path.suffix != ".json" or not is_file(path):
         return False
     try:
+        # Only the head is read, because a JSON file may have hundreds of megabytes.
         with path.open("rb") as file:
             head = file.read(_CONFIG_BYTES)
     except OSError:

@@ -27,7 +27,7 @@ def cached_names() -> list[str]:
 
 
 def cached_config(text: str) -> Path:
-    """The ``config.json`` of ``hf:org/name``; raises `UsageError` where the cache has none."""
+    """The ``config.json`` of ``hf:org/name``; raises `UsageError` if the cache has none."""
     name = text.removeprefix(PREFIX)
     if not _NAME.fullmatch(name):
         raise UsageError(f"cannot read {text[:100]!r}", hint="write it like hf:Qwen/Qwen2-0.5B")
@@ -40,6 +40,7 @@ def cached_config(text: str) -> Path:
     model = folder / f"models--{name.replace('/', '--')}"
     revision = _main_revision(model)
     snapshots = sorted(model.glob("snapshots/*/config.json"))
+    # The main revision first; older snapshots are better than none.
     for path in (model / "snapshots" / revision / "config.json", *snapshots):
         if path.is_file():
             return path
@@ -53,6 +54,7 @@ def cached_config(text: str) -> Path:
 
 def _main_revision(model: Path) -> str:
     try:
+        # Limited, because the text becomes part of a path.
         return (model / "refs" / "main").read_text(encoding="utf-8").strip()[:64] or "main"
     except (OSError, UnicodeDecodeError):
         return "main"

@@ -1,4 +1,8 @@
-"""Parallel configs of a transformer: a single one, or millions as arrays."""
+"""Parallel configs of a transformer: a single one (`ParallelConfig`), or millions as arrays.
+
+`ParallelConfigs` holds one array per field, so that costs of all configs are computed at once. The
+tuples of schedule names group the pipeline schedules by what they need.
+"""
 
 from __future__ import annotations
 

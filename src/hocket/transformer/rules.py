@@ -1,4 +1,8 @@
-"""Rules for valid parallel configs, each with a message for the user."""
+"""Rules for valid parallel configs of a transformer, each with a message for the user.
+
+Degrees must divide what they split, the batch must divide into microbatches, and schedules, ZeRO
+and sequence parallelism must fit the other degrees.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +28,8 @@ def broken_degrees(model: Transformer, config: ParallelConfig) -> Iterator[str]:
             yield f"{what} {size} is not divisible by tensor {tensor}"
     if model.kv_heads % tensor and tensor % model.kv_heads:
         yield f"{model.kv_heads} key and value heads are not divisible by tensor {tensor}"
-    # Each rank takes a part from the start and one from the end, so that the mask leaves equal
-    # work.
+    # Each rank processes one part from the start of the sequence and one from its end, so that the
+    # causal mask leaves equal work.
     if context > 1 and model.sequence % (2 * context):
         yield f"a sequence of {model.sequence} is not divisible by twice context {context}"
     count = model.experts.count if model.experts else 1

@@ -1,4 +1,8 @@
-"""Shape of a decoder-only transformer, which determines its parameters, FLOPs and traffic."""
+"""Shape of a decoder-only transformer, which determines its parameters, FLOPs and traffic.
+
+`Transformer` has the sizes, `Experts` those of a mixture of experts, `Latent` those of multi-head
+latent attention. `AttentionWidths` derives the sizes of attention's matrices.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Smaller graphs that stand for larger ones: co-placed units, fused nodes, forward pass only."""
+"""Smaller graphs that stand for larger ones: co-placed units, fused nodes, forward pass only.
+
+`groups` chooses ops that share a device, `fuse` merges neighbours of a unit, `forward` keeps one
+node per unit of the forward pass.
+"""
 
 from hocket.graph.coarsen.forward import forward_only
 from hocket.graph.coarsen.fuse import fuse

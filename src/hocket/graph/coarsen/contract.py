@@ -1,10 +1,10 @@
 """Contraction of a graph of ops into nodes without creating a cycle.
 
 An edge is contracted if it is the only edge from its source or the only edge into its target, the
-rule of Baechi: a cycle would need a second path from the one to the other. Many edges are
-contracted at once: merging every source with a single target into that target makes trees whose
-edges to other trees leave only from their root, so that a cycle of trees would be a cycle of ops;
-the same holds in the other direction. Both are done in turn, each on the result of the one before,
+rule of Baechi: a cycle would need a second path between the two. Many edges are contracted at once:
+merging every source that has a single target into that target makes trees. Edges to other trees
+leave a tree only from its root, so a cycle of trees would be a cycle of ops; the same holds in the
+other direction. Both are done in turn, each on the result of the one before,
 until nothing more joins. O(edges log edges) per round, few rounds.
 """
 
@@ -33,6 +33,7 @@ def contracted(part_of_op: LongArray, edges: Edges, label: LongArray) -> LongArr
     """Join parts of the same label along edges without making a cycle; returns each op's part."""
     label, edges = _label_of_parts(part_of_op, label), quotient(part_of_op, edges)
     num_idle_rounds, by_target = 0, False
+    # Two idle rounds: one for each direction.
     while num_idle_rounds < 2:
         end = edges.dst if by_target else edges.src
         is_only = np.bincount(end, minlength=len(label))[end] == 1
@@ -64,6 +65,7 @@ def _first_of_label(label: LongArray, *ops: LongArray) -> LongArray:
     """Per op: the first op of its label in the last of the given lists that contains one."""
     first = np.zeros(int(label.max(initial=0)) + 1, dtype=np.int64)
     for chosen in ops:
+        # In reverse, so that the first op of each label is written last and stays.
         first[label[chosen[::-1]]] = chosen[::-1]
     return first[label]
 
@@ -73,6 +75,7 @@ def quotient(part: LongArray, edges: Edges) -> Edges:
     src, dst = part[edges.src], part[edges.dst]
     crosses = src != dst
     count = int(part.max(initial=0)) + 1
+    # One integer per edge, sorted by target, so that duplicates are adjacent.
     key = distinct(dst[crosses] * count + src[crosses])
     return Edges(key % count, key // count)
 
@@ -91,7 +94,7 @@ def strong_components(edges: Edges, count: int) -> IntArray:
 def in_order(part_of_op: LongArray, edges: Edges) -> LongArray:
     """Per op: its part, renumbered in a topological order of the edges between ops.
 
-    Of all parts that could be next, the one that contains the first op is.
+    Of all parts that could be next, the one with the smallest first op comes next.
     """
     num_parts = int(part_of_op.max(initial=-1)) + 1
     first = np.full(num_parts, len(part_of_op))

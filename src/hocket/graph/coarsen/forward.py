@@ -39,9 +39,9 @@ from hocket.graph.graph import Graph, Phase, Role, distinct, read_table
 
 # Which node of the forward pass each op of a training step belongs to.
 #
-# Forward ops of one unit are one node, unless units depend on each other in a circle: those are
-# split into parts that do not. Later ops go with their partner, else with their unit; a unit
-# without forward ops joins the unit that it reads most bytes from. O((ops + reads) log reads) in
+# Forward ops of one unit are one node, unless units depend on each other in a cycle: those are
+# split into parts without cycles. Later ops go with their partner, else with their unit; a unit
+# without forward ops joins the unit from which it reads most bytes. O((ops + reads) log reads) in
 # numpy.
 
 
@@ -60,8 +60,10 @@ def forward_units(graph: Graph, unit_of: IntArray) -> IntArray:
     target = np.arange(num_units)
     reader, maker = _most_read(graph, unit_of, has_forward)
     target[reader] = maker
+    # Targets may lack forward ops themselves; each round doubles the length of followed chains.
     for _ in range(num_units.bit_length()):
         target = target[target]
+    # A unit that reads from no unit with forward ops goes to the first forward op.
     fallback = unit_of[int(np.argmax(is_forward(graph)))]
     return np.where(has_forward[target], target, fallback)[unit_of].astype(np.int32)
 
@@ -114,6 +116,7 @@ def _forward_nodes(graph: Graph, unit_of: IntArray, forward: LongArray) -> LongA
     if in_circle.any():
         never = np.zeros(len(forward), dtype=np.bool_)
         split = contracted(joined_ends(edges, unit, never), edges, unit)
+        # Numbers above those of units, so that split parts never equal an unsplit unit.
         part = np.where(in_circle, split + int(unit.max()) + 1, unit)
     _, dense = np.unique(part, return_inverse=True)
     return in_order(dense.astype(np.int64), edges)
@@ -138,6 +141,7 @@ def forward_only(graph: Graph, unit_of: IntArray, op_s: FloatArray) -> Coarse:
     unit_of = forward_units(graph, unit_of)
     nodes, placed = follow(graph, unit_of), is_forward(graph)
     step = _StorageParts(nodes)
+    # Ops of later phases get weight -1, so that a forward op gives the node its name.
     columns = nodes.op_columns(np.where(placed, op_s, -1.0))
     tensors = _tensors(step, columns["op_names"])
     live_bytes = nodes.live_bytes(~step.is_kept[step.parts.part_of])
@@ -167,6 +171,8 @@ class _StorageParts:
         self.part = self.parts.part_of[graph.reads]
         """Per entry of ``graph.reads``: the part that it reads."""
         self.by_late_op = ~np.repeat(placed, np.diff(graph.read_ptr))
+        # A read is of the coarse graph only if it comes from an earlier node, or a cycle would
+        # arise.
         between = self.parts.crossing & (maker[self.part] < nodes.reader)
         self.is_flow = between & ~self.is_late[self.part]
         """Per entry of ``graph.reads``: True if it is a read of the coarse graph.
@@ -204,6 +210,7 @@ class _StorageParts:
         late = late[np.argsort(parts.root[late], kind="stable")]
         root = parts.root[late]
         is_next = np.append(False, root[1:] == root[:-1])
+        # Held gradients of one storage form a chain: each aliases the next in forward order.
         base[late] = np.where(is_next, np.append(-1, late)[: len(late)], base[late])
         is_update = graph.tensor_producer[root] < 0
         base[late[is_update]] = parts.part_of[root[is_update]]
@@ -241,6 +248,7 @@ def _tensors(step: _StorageParts, node_names: tuple[str, ...]) -> _Tensors:
         step.nodes.num_nodes,
         len(order),
     )
+    # A gradient flows back over the same link only if the maker reads gradients from other nodes.
     returns = step.is_forward[kept] & (step.upstream_bytes[parts.maker[kept]] > 0)
     columns = {
         "tensor_names": tuple(names[index] for index in order.tolist()),

@@ -66,8 +66,8 @@ def _fused(graph: Graph, unit_of: IntArray) -> Nodes:
     part = joined_ends(edges, label, graph.op_phase == Phase.OPTIMIZER)
     inner = edges
     if np.all(graph.op_phase[edges.src] <= graph.op_phase[edges.dst]):
-        # Nothing leads back to an earlier phase, so a cycle of nodes, each of one phase, would lie
-        # in one phase: edges to later phases need not count.
+        # No edge leads back to an earlier phase, and each node has one phase, so every cycle of
+        # nodes lies within a phase: edges to later phases need not be considered.
         is_inner = graph.op_phase[edges.src] == graph.op_phase[edges.dst]
         inner = Edges(edges.src[is_inner], edges.dst[is_inner])
     part = contracted(part, inner, label)

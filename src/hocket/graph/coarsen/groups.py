@@ -67,8 +67,10 @@ def co_placed(
     units = single_units(np.where(np.isfinite(op_s), op_s, 0.0), brought_bytes(graph))
     for ties in (*hard_ties(graph), partners(graph), views(graph)):
         join(units, ties)
+    # Several accumulations in one buffer would tie all time steps of a recurrent layer.
     worked_on = in_place(graph) if joins_gradients else of_forward_ops(graph, in_place(graph))
     for ties in (worked_on, optimizers(graph), followers(graph), isolated(graph)):
+        # The order sets priorities: earlier ties use up the caps first.
         join(units, ties, max_group_s, max_group_bytes)
     _join_chains(graph, units, CHAIN_SHARE * max_group_s, max_group_bytes)
     return numbered(units)
@@ -140,6 +142,7 @@ def _join_chains(graph: Graph, units: UnitForest, max_s: float, max_bytes: int) 
     for _ in range(_MAX_CHAIN_ROUNDS):
         find_sole_readers(units, readers, sole)
         ops = np.flatnonzero((sole >= 0) & (graph.op_phase == Phase.FORWARD))
+        # Heaviest results first; of equals the later op, so that chains grow from their ends.
         ops = ops[np.lexsort((-ops, -weight[ops]))]
         if not join(units, Ties(ops, sole[ops]), max_s, max_bytes):
             break

@@ -25,6 +25,7 @@ def merge_modules(graph: Graph, class_names: Mapping[str, str]) -> Graph:
     # Updates stay separate: each one belongs to its parameter.
     is_same = (module[1:] == module[:-1]) & (phase[1:] == phase[:-1])
     is_same &= phase[1:] != Phase.OPTIMIZER
+    # A node starts wherever module or phase changes.
     node_of = np.cumsum(np.append(False, ~is_same)[: graph.num_ops]).astype(np.int32)
     nodes = Nodes(graph, node_of, int(node_of.max(initial=-1)) + 1)
     coarse = graph_of_nodes(nodes, graph.flops, _groups(nodes)).graph
@@ -46,6 +47,7 @@ def merge_modules(graph: Graph, class_names: Mapping[str, str]) -> Graph:
         op_names=tuple(names),
         kinds=tuple(known),
         op_kind=np.array([known[kind] for kind in kinds], dtype=graph.op_kind.dtype),
+        # A signature describes one op, so merged ops have none.
         signatures=(),
         op_signature=np.full(coarse.num_ops, -1, dtype=np.int32),
     )
@@ -56,6 +58,7 @@ def _groups(nodes: Nodes) -> np.typing.NDArray[np.int32]:
     ops = np.flatnonzero(nodes.fine.group >= 0)
     first = np.zeros(int(nodes.fine.group.max(initial=-1)) + 1, dtype=np.int64)
     first[nodes.fine.group[ops[::-1]]] = nodes.node_of[ops[::-1]]
+    # Groups that share a node must become one, as a node is on one device.
     node = nodes.node_of[ops].astype(np.int64)
     part = joined(nodes.num_nodes, Ties(first[nodes.fine.group[ops]], node))
     group = np.full(nodes.num_nodes, -1, dtype=np.int32)

@@ -104,8 +104,9 @@ class Nodes:
         released = np.zeros(num_ops + 1, dtype=np.int64)
         np.add.at(released, last[owners], fine.tensor_bytes[owners])
         taken, released = taken[self.order], released[self.order]
-        # Every node has released all that it took when it ends, so one running sum serves all.
+        # Every node has released all that it allocated when it ends, so one running sum serves all.
         live = np.empty(num_ops, dtype=np.int64)
+        # What ends with an op counts while it runs, hence its own releases are added back.
         live[self.order] = np.cumsum(taken) - np.cumsum(released) + released
         return live + fine.workspace_bytes
 
@@ -118,6 +119,7 @@ class Nodes:
     def op_columns(self, op_s: FloatArray) -> dict[str, Any]:
         """Return the columns of the coarse graph that depend only on the ops."""
         fine, chief = self.fine, self.heaviest(op_s)
+        # Only the signature of a single op describes the node's cost.
         is_single = np.diff(np.append(self.starts, fine.num_ops)) == 1
         drawn = np.full(self.num_nodes, np.iinfo(np.int32).max, dtype=np.int32)
         draws = np.flatnonzero(fine.rng_order >= 0)

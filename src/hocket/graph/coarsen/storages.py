@@ -31,6 +31,7 @@ class StorageParts:
     def __init__(self, nodes: Nodes) -> None:
         self.nodes = nodes
         fine = nodes.fine
+        # Tensors from before the step have maker -1, so their keys come first.
         num_tensors = fine.num_tensors
         before = np.flatnonzero(nodes.maker < 0)
         key = (nodes.maker.astype(np.int64) + 1) * num_tensors + fine.root_of
@@ -99,6 +100,7 @@ class StorageParts:
         """
         fine = self.nodes.fine
         base = np.full(self.num_parts, -1, dtype=np.int64)
+        # In reverse, so that the first alias of each part decides.
         alias = np.flatnonzero(fine.alias_of >= 0)[::-1]
         part, target = self.part_of[alias], self.part_of[fine.alias_of[alias]]
         leads_out = target != part

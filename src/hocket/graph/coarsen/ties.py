@@ -32,6 +32,7 @@ def hard_ties(graph: Graph) -> Iterator[Ties]:
     yield Ties(grouped, grouped[first][inverse])
     before, root = graph.tensor_producer < 0, graph.root_of
     is_update = np.isin(graph.tensor_role, PERSISTENT_ROLES) & ~before & before[root]
+    # A new version of a persistent tensor whose storage exists before the step.
     updates = np.flatnonzero(is_update)
     yield Ties(graph.tensor_producer[updates], graph.owner_op[root[updates]])
 
@@ -102,6 +103,7 @@ def optimizers(graph: Graph) -> Ties:
         graph.tensor_producer[root] < 0
     )
     decides = (graph.op_phase[graph.reader] == Phase.OPTIMIZER) & is_parameter
+    # An optimizer op that is the first reader itself would be tied to itself.
     decides &= first < graph.reader
     return _largest(graph, np.flatnonzero(decides), first)
 

@@ -19,6 +19,7 @@ from hocket.kernels.containers import table
 @kernel
 def _root(parent: LongArray, op: int) -> int:
     while parent[op] != op:
+        # Path halving: every visited op skips its parent.
         parent[op] = parent[parent[op]]
         op = parent[op]
     return op
@@ -38,6 +39,7 @@ def join_ties(
         num_bytes = units.num_bytes[one] + units.num_bytes[other]
         if seconds > max_s or num_bytes > max_bytes:
             continue
+        # The smaller op is the root, so that units are numbered by first ops (`numbered`).
         root = min(one, other)
         units.parent[max(one, other)] = root
         units.seconds[root] = seconds
@@ -55,6 +57,7 @@ def find_sole_readers(units: UnitForest, readers: Readers, found: LongArray) -> 
         stop = readers.user_ptr[readers.made_ptr[op + 1]]
         for index in range(start, stop):
             unit = _root(units.parent, readers.users[index])
+            # Only one other unit counts, so two different ones are enough to know.
             if unit != own and unit != sole:
                 num_units += 1
                 sole = unit

@@ -1,7 +1,7 @@
 """Reader of the JSON graphs of msr-fiddle/dnn-partitioning (Tarnawski et al., NeurIPS 2020).
 
 A node states its time on an accelerator and on a CPU, and the bytes it occupies, output included;
-an edge states the time to transfer the output of its source over a link. Times are taken as
+an edge states the time to transfer the output of its source over a link. Times are read as
 milliseconds. O(nodes + edges).
 """
 
@@ -95,6 +95,7 @@ def _node(value: object, path: str) -> _DnnNode:
         required=("id", "supportedOnFpga", "cpuLatency", "fpgaLatency", "isBackwardNode", "size"),
         optional=("colorClass", "name", "layerId"),
     )
+    # Checked only for its type, because the graph has no use for it.
     if "layerId" in node:
         fields.integer(node["layerId"], f"{path}.layerId", -1, _MAX_ID)
     color = node.get("colorClass")
@@ -124,6 +125,7 @@ def _with_nodes(nodes: list[_DnnNode], name: str) -> tuple[GraphBuilder, dict[in
             f"{node.name}#{node.id}",
             phase=Phase.BACKWARD if node.is_backward else Phase.FORWARD,
             partner=forward_of.get(node.color, -1) if node.is_backward else -1,
+            # A color with one node ties nothing.
             group=node.color if color_size[node.color] > 1 else -1,
         )
         if node.size_bytes:
@@ -152,7 +154,8 @@ def _add_edges(
             label = f"output of {builder.ops[src]['name']}"
             output_of[src] = builder.tensor(label, 0, producer=src, alias_of=memory_of.get(src, -1))
             tensor_s.append(0.0)
-        # The files repeat the output of a node on each of its edges.
+        # The files repeat the output of a node on each of its edges, so the largest size and time
+        # count.
         output = output_of[src]
         made = builder.tensors[output]
         made["bytes"] = max(made["bytes"], size_bytes)

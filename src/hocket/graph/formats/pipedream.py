@@ -52,10 +52,11 @@ def graph_from_pipedream(data: bytes, name: str) -> Graph:
     """Convert a complete file into a graph."""
     layers: dict[str, _PipeDreamLayer] = {}
     edges: dict[tuple[str, str], int] = {}
-    # Line by line, so that nonsense is refused at its first line.
+    # Line by line, so that a wrong file is rejected at its first wrong line.
     for number, raw in enumerate(io.BytesIO(data), start=1):
         line = _text(raw, number)
         if line.startswith("\t"):
+            # The first line that has an edge is named in errors; repeated edges count once.
             edges.setdefault(_edge(line, number), number)
         elif line.strip():
             layer = _layer(line, number)
@@ -65,7 +66,7 @@ def graph_from_pipedream(data: bytes, name: str) -> Graph:
     for edge, number in edges.items():
         for end in edge:
             if end not in layers:
-                # Among a million nodes the search for a similar one would take minutes, and ids
+                # Among a million nodes the search for similar names would take minutes, and names
                 # as long as lines may be would fill the hint.
                 hint = did_you_mean(end, [known[:60] for known in islice(layers, 1000)])
                 raise _wrong(number, f"names an unknown node {shown(end)}", hint)
@@ -119,6 +120,7 @@ def _bytes(text: str, number: int) -> int:
 
 
 def _number(text: str, number: int, high: float) -> float:
+    # The length is checked first: the pattern alone would accept digits without end.
     if len(text) > 400 or _NUMBER.fullmatch(text) is None or float(text) > high:
         raise _wrong(
             number, f"has the value {shown(text)}", f"expected a number from 0 to {high:g}"
@@ -142,6 +144,7 @@ def _built(layers: list[_PipeDreamLayer], edges: list[tuple[str, str]], name: st
         for tensor in used:
             builder.read(dst, tensor)
         gradient = builder.tensor(
+            # The gradient of an output has the same size as the part of it that the layer reads.
             f"{dst_id}.gradient for {src_id}",
             sum(builder.tensors[tensor]["bytes"] for tensor in used),
             producer=len(layers) + dst,

@@ -1,4 +1,4 @@
-"""Synthetic graphs of any size, for tests and measurements; see `generate`."""
+"""Synthetic graphs of any size, for tests and measurements (`generate`)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hocket.graph.generators.training_steps import (
 from hocket.graph.graph import Graph
 
 MAX_OPS = 1_000_000
+# The largest seed that `numpy.random.RandomState` accepts.
 _MAX_SEED = 2**32 - 1
 
 

@@ -41,6 +41,7 @@ def layered(num_ops: int, seed: int) -> Graph:
     later = np.arange(width, num_ops)
     num_inputs = source.randint(1, _MAX_INPUTS + 1, len(later))
     for index in range(_MAX_INPUTS):
+        # Never before the first layer.
         back = np.minimum(_BACK[source.randint(0, len(_BACK), len(later))], later // width)
         picked = (later // width - back) * width + source.randint(0, width, len(later))
         reading = num_inputs > index
@@ -87,12 +88,13 @@ def _branch_sizes(inner: int, draws: Iterator[int]) -> list[int]:
     num_branches = min(2 + next(draws) % 3, inner)
     left = inner - num_branches
     cuts = sorted(next(draws) % (left + 1) for _ in range(num_branches - 1))
+    # Every branch has at least one op, so only the remaining ones are distributed.
     sizes: list[int] = np.diff([0, *cuts, left]).tolist()
     return [size + 1 for size in sizes]
 
 
 def _draws(source: np.random.RandomState) -> Iterator[int]:
-    """Yield random integers one at a time, drawn from the generator in thousands."""
+    """Yield random integers one at a time, generated in blocks of thousands."""
     while True:
         yield from reversed(source.randint(0, 2**31 - 1, 4096).tolist())
 

@@ -75,6 +75,7 @@ _GNMT_VOCABULARY = 32_000
 def gnmt(num_ops: int, seed: int) -> Graph:
     """A training step with about (num_ops / 2)^(1/3) layers; off by at most one op per layer."""
     source = np.random.RandomState(seed)
+    # About two ops (forward, backward) per cell with as many steps as layers squared.
     num_layers = max(1, round((num_ops / 2) ** (1 / 3)))
     num_steps = max(1, round((num_ops / (num_layers + 1) - 1) / 2))
     hidden, batch = 512 << source.randint(0, 2), 32 << source.randint(0, 3)
@@ -97,7 +98,7 @@ class _GnmtStep:
         self.num_layers, self.num_steps, self.batch = num_layers, num_steps, batch
         self.kinds = ["lstm_cell"] * num_layers + ["matmul"]
         self.state_bytes = batch * hidden * _FLOAT_BYTES
-        # A cell keeps its four gates besides its state and output for its backward op.
+        # A cell saves its four gates besides its state and output for its backward op.
         self.output_bytes = [6 * self.state_bytes] * num_layers
         self.output_bytes.append(batch * _GNMT_VOCABULARY * _FLOAT_BYTES)
         cell, words = 2 * hidden * 4 * hidden, hidden * _GNMT_VOCABULARY
@@ -147,7 +148,10 @@ class _GnmtStep:
                     received[row - 1, time].append(down)
                 if time and row < self.num_layers:
                     back = self.builder.tensor(
-                        f"{name}.gradient_back", 2 * self.state_bytes, producer=op
+                        # State and output both flow back in time.
+                        f"{name}.gradient_back",
+                        2 * self.state_bytes,
+                        producer=op,
                     )
                     received[row, time - 1].append(back)
                 self.weight_gradients[row] = _add_gradient(
@@ -238,6 +242,7 @@ def transformer(num_ops: int, seed: int) -> Graph:
     order = list(step.in_order())
     for layer, block in order:
         step.add_forward(layer, block)
+    # The reverse of forward order is a valid order for backward ops.
     for layer, block in reversed(order):
         step.add_backward(layer, block)
     states = {key: _add_state(builder, weight) for key, weight in step.weights.items()}
