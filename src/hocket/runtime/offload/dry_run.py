@@ -44,12 +44,13 @@ from hocket.plan.sections.memory import Memory
 from hocket.planners.memory.frontier import Frontier
 from hocket.runtime.offload.allocator import card_bytes
 from hocket.runtime.offload.budgeted_model import BudgetedModel, BudgetSetup
+from hocket.runtime.offload.host_adam import is_fused_adam, matches_torch
 from hocket.runtime.offload.host_optimizer import wait_for_all
 from hocket.runtime.offload.kernel_workspaces import workspaces_on
 from hocket.runtime.offload.memory_tracker import MemoryTracker, WideStatistics, is_product
 from hocket.runtime.offload.patched_forward import claim_model
 from hocket.runtime.offload.plan_choice import BudgetPlan, fastest_within_budget
-from hocket.runtime.optimizer_parts import updates_in_parts, without_parameters
+from hocket.runtime.optimizer_parts import part_of, updates_in_parts, without_parameters
 from hocket.runtime.process_settings import deferred_gc
 from hocket.runtime.replay import AS_ASKED, NOT_CUDA
 from hocket.runtime.strategy import TrainingTask
@@ -162,6 +163,11 @@ class DryRuns:
         task, budget_bytes = self.task, plan.section.budget_bytes[0]
         setup = replace(self._setup, no_replay=self.no_replay(plan.section, budget_bytes))
         model = task.model if model is None else model
+        if setup.low_precision and any(b.update == "host" for b in plan.section.blocks):
+            part = part_of(task.optimizer, {}, fused=task.device.type == "cuda")
+            # Compiles the host's kernel now, so that the first update does not wait for it.
+            if is_fused_adam(part):
+                matches_torch()
         return BudgetedModel(model, task.batch, task.recipe, plan, task.device, setup)
 
 

@@ -5,7 +5,7 @@ and casting the low-precision copy for upload takes a second pass. The kernel of
 does both in one pass, which reads and writes 28 bytes per parameter instead of 34, and its bfloat16
 gradients halve the copies from the device. The kernel is used only if its results equal those of
 PyTorch's kernel bit for bit. `matches_torch` checks that once per process, and thereby compiles the
-kernel, either when the host's bandwidth is measured or in the first update.
+kernel: when the host's bandwidth is measured, or when a plan that needs it is prepared.
 """
 
 from __future__ import annotations
