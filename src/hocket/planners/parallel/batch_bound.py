@@ -27,6 +27,7 @@ def batch_bound(tables: Tables, devices: list[int]) -> LowerBound:
     counts = np.array([sum(tables.row(d) == row for d in devices) for row in rows])
     seconds = cheapest[rows]
     speed = 1 / np.maximum(seconds.sum(axis=1), 1e-30)
+    # Start with prices by speed, under which all devices earn the same per sample.
     price = speed / (speed @ counts)
     best = 0.0
     for step in range(_STEPS):
@@ -37,8 +38,10 @@ def batch_bound(tables: Tables, devices: list[int]) -> LowerBound:
         # Seconds of work per device of each type; the price rises where they exceed the others'.
         load = np.array([seconds[row, choice == row].sum() for row in range(len(rows))]) / counts
         mean = max(float(load @ (counts * price)), 1e-30)
+        # Prices change less and less; above zero, because multiplying would never raise a zero.
         price = np.maximum(price * (1 + (load / mean - 1) * 0.3 / (1 + step / 8)), 1e-12)
         price /= price @ counts
+    # The margin covers rounding, since the bound must never exceed a real step.
     return LowerBound(best * (1 - 1e-9), SHARED, {SHARED: best})
 
 
@@ -51,4 +54,5 @@ def _cheapest_s(tables: Tables) -> FloatArray:
         per_sample = priced_at(problem, size).costs.op_s / size
         least = np.minimum(least, per_sample)
     found: FloatArray = np.where(is_update, problem.costs.op_s, least * tables.num_samples)
+    # A large number instead of infinity, because it is multiplied by prices and sample counts.
     return np.where(np.isfinite(found), found, 1e9)

@@ -120,6 +120,7 @@ def tables_of(problem: Problem) -> Tables:
     graph = problem.graph
     other = graph.other_batch
     assert other is not None, "only batches whose sizes are known are shared"
+    # Small sizes are not proportional in time, so all of them are computed.
     sizes = priced_sizes(other.num_samples)
     place = places_of(graph)
     sized = [priced_at(problem, int(size)) for size in sizes]
@@ -156,6 +157,7 @@ def _along(place: IntArray, seconds: FloatArray) -> FloatArray:
     num_ops = len(place)
     at = np.zeros((len(seconds), num_ops + 1))
     for row, values in enumerate(seconds):
+        # 1e9 seconds stand for "cannot run": infinity would make differences of sums NaN.
         finite = np.where(np.isfinite(values), values, 1e9)
         at[row, 1:] = np.bincount(place, finite, num_ops)
     return np.cumsum(at, axis=1)
@@ -166,6 +168,7 @@ def at_size(tables: Tables, table: FloatArray, size: int) -> FloatArray:
     sizes = tables.sizes
     after = int(np.clip(np.searchsorted(sizes, size), 1, max(len(sizes) - 1, 1)))
     if len(sizes) == 1:
+        # A single size can only be scaled in proportion.
         alone: FloatArray = table[0] * (size / sizes[0])
         return alone
     low, high = int(sizes[after - 1]), int(sizes[after])
@@ -211,6 +214,7 @@ def _is_saved(graph: Graph) -> BoolArray:
     saved[graph.root_of[tensor[is_backward]]] = True
     maker = graph.tensor_producer
     is_forward = (maker >= 0) & (graph.op_phase[np.maximum(maker, 0)] == Phase.FORWARD)
+    # Views own no storage.
     kept: BoolArray = saved & is_forward & (graph.alias_of < 0)
     return kept
 
@@ -266,6 +270,7 @@ def peak_bytes(problem: Problem, device: int, size: int, is_repeated: bool) -> i
 
 def held_bytes(tables: Tables, device: int, size: int, is_repeated: bool, relief: Relief) -> float:
     """Peak memory of a device: simulated without relief, estimated with it."""
+    # The cache is by the first device of a type, so a cluster needs one simulation per type.
     plain = peak_bytes(tables.problem, tables.twin(device), size, is_repeated)
     if relief == "none":
         return plain
@@ -275,12 +280,16 @@ def held_bytes(tables: Tables, device: int, size: int, is_repeated: bool, relief
     edges = np.array(block_edges(tables.problem.graph))
     kept = np.diff(at_size(tables, tables.saved_bytes, size)[edges])
     inputs = at_size(tables, tables.crossing_bytes, size)[edges[:-1]]
+    # Recompute keeps the input of each block and one block's activations at a time.
     given = np.maximum(kept - inputs, 0.0)
     return without - max(float(given.sum() - kept.max(initial=0)), 0.0)
 
 
 def host_update_s(tables: Tables, device: int) -> float:
-    """Estimated extra seconds of an optimizer step on the host, compared with one on the device."""
+    """Estimated extra seconds of an optimizer step on the host, compared with one on the device.
+
+    Updates and copies overlap, so the longer of the two counts.
+    """
     graph = tables.problem.graph
     is_update = graph.op_phase == Phase.OPTIMIZER
     route = host_route(tables.problem.cluster, tables.problem.cluster.devices[device])

@@ -51,8 +51,8 @@ from hocket.simulate.analysis import bottleneck
 from hocket.simulate.timeline import Timeline
 from hocket.transformer.parallel_config import SPLIT
 
-# Baselines: strategies that take no planner. A baseline that the search cannot better stays the
-# only row of its family.
+# Baselines: strategies that need no planner. If the search cannot beat a baseline, the baseline
+# remains the only row of its family.
 
 DDP = "DDP (baseline)"
 FSDP = "FSDP (baseline)"
@@ -76,6 +76,7 @@ def unsplit_baselines(problem: Problem) -> Iterator[tuple[str, Candidate]]:
 
 def ddp(tables: Tables, devices: list[int]) -> Parallel | None:
     """DDP: equal local batches on all devices, in as few microbatches as memory allows."""
+    # Devices beyond the number of samples would get none.
     ranks = devices[: tables.num_samples]
     if len(ranks) < 2:
         return None
@@ -103,6 +104,7 @@ def gpipe(tables: Tables, devices: list[int]) -> Parallel | None:
         return None
     first = [stage * num_layers // count for stage in range(1, count)]
     cuts = tuple(int(np.flatnonzero(layer >= number)[0]) for number in first)
+    # Two stages with the same first op, or a first stage without ops, are no pipeline.
     if len(set(cuts)) < len(cuts) or min(cuts) < 1:
         return None
     number = min(tables.num_samples, _GPIPE_MICROBATCHES * count)
@@ -115,12 +117,12 @@ def gpipe(tables: Tables, devices: list[int]) -> Parallel | None:
     return Parallel(replicas=(replica,), schedule="gpipe")
 
 
-# Fallback where no parallel config fits: one device that fetches its parameters from the host.
+# Fallback if no parallel config fits: one device that fetches its parameters from the host.
 #
 # The memory planner's plans for the full batch on the device with the most memory
 # (`hocket.planners.memory`): parameters resident on the host and streamed block by block,
 # activations offloaded or recomputed, the loss in chunks. Planning it takes longer than all other
-# candidates together, so that it is tried only where nothing else fits.
+# candidates together, so it is tried only if nothing else fits.
 
 STREAMED = "1 GPU, parameter offload"
 _LEVELS = 8
@@ -195,9 +197,11 @@ def compare_parallel(
             return _one_device(problem, only, tables)
     budget = Budget(problem)
     split = list(_split_baselines(tables, devices, budget))
+    # Called for its simulations, which the search finds in the budget.
     unequal_shards(tables, devices, budget)
     found = search_parallel(problem, budget, goal, must)
     candidates = full_batch + [titled(name, candidate) for name, candidate in split]
+    # A baseline that also wins its family is listed once, under the baseline's name.
     by_name = {id(candidate.plan) for _, candidate in split}
     candidates += [
         titled(name, candidate)
@@ -296,6 +300,7 @@ def family_of(parallel: Parallel) -> str:
 def degrees_name(parallel: Parallel) -> str:
     """Degrees of parallelism as text, such as ``data 2 x pipeline 1``."""
     stages = sorted({parallel.num_stages(replica) for replica in parallel.replicas})
+    # Unequal replicas may have different numbers of stages.
     deep = " and ".join(map(str, stages))
     name = f"data {len(parallel.replicas)} x pipeline {deep}"
     name += f" x tensor {parallel.tensor}" if parallel.tensor > 1 else ""
@@ -408,7 +413,8 @@ def explained(
     if is_split:
         parts += contributions(best.plan, best.step_s or 0.0, found)
     is_rewritten = best.plan.get(Memory) is not None
-    # The ops of an expanded or rewritten step are not those of the problem's graph.
+    # Ops of an expanded or rewritten step are not those of the problem's graph, which the text
+    # needs.
     limit = _busiest if is_split or is_rewritten else bottleneck
     return "; ".join([*parts, limit(best.timeline, problem)])
 
@@ -428,6 +434,7 @@ def contributions(best: Plan, step_s: float, found: list[SimulatedCandidate]) ->
         if not has(best):
             continue
         without = [c.step_s for c in found if c.step_s is not None and not has(c.plan)]
+        # A feature counts only if the step without it is longer.
         if without and min(without) >= step_s:
             steps.append(f"no {name} {format_seconds(min(without))}")
         elif not without and name in EASING:

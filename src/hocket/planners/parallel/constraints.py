@@ -1,9 +1,9 @@
-"""Limits that a plan must keep: ``fit 8GiB``, ``devices 2``, ``step 500ms``, ``cost $3``.
+"""Limits that a plan must satisfy: ``fit 8GiB``, ``devices 2``, ``step 500ms``, ``cost $3``.
 
 ``fit`` limits the memory of each device, ``devices`` the number of devices that compute, ``step``
 the step time, and ``cost`` the dollars per million samples. ``data 2``, ``pipeline 4`` and ``tensor
-2`` fix the number of replicas, of stages per replica and of parts into which matrices are sharded.
-A candidate that breaks a limit is rejected with a reason.
+2`` fix the number of replicas, of stages per replica and of tensor-parallel
+ranks. A candidate that violates a limit is rejected with a reason.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Constraints:
             return problem
         most = int(self.device_bytes)
         devices = tuple(
+            # The headroom comes off later, so it is added to a limit on what a plan may use.
             replace(d, memory_bytes=min(d.memory_bytes, most + d.kind.headroom_bytes))
             for d in problem.cluster.devices
         )
@@ -57,6 +58,7 @@ class Constraints:
 
     def broken_by(self, problem: Problem, candidate: Candidate) -> str:
         """Message on the first limit that a fitting candidate violates; empty if it keeps all."""
+        # Candidates that do not fit already have a reason.
         step_s = candidate.step_s
         if step_s is None:
             return ""
@@ -99,6 +101,7 @@ class Constraints:
         )
         plans = [candidate.plan for candidate in fitting if candidate.plan is not None]
         sections = [plan[Parallel] for plan in plans if plan.get(Parallel) is not None]
+        # Plans on more devices than allowed do not show that the degrees are possible.
         few = [each for each in sections if len(each.devices) <= self.num_devices]
         if not named or any(self.allows(each) for each in few):
             return ""

@@ -1,7 +1,7 @@
 """Time of one model replica, on one device or on a pipeline, for any number of samples.
 
 A single device runs its samples in as few microbatches as its memory allows. For a pipeline, the
-model is cut for every microbatch size, and the best size is taken for each number of samples: time
+model is cut for every microbatch size, and the best size is chosen for each number of samples: time
 = through + (microbatches - 1) x slowest (the form of Alpa and of 1F1B with unequal stages). Samples
 are distributed so that the slowest group is as fast as possible, by a search for the shortest time
 in which the groups together can process the batch.
@@ -78,6 +78,7 @@ def best_cut(
         best = through[choice, np.arange(len(places))]
     if not np.isfinite(best[-1]):
         return None
+    # Walk the choices backward from the last stage.
     at, found = len(places) - 1, []
     for choice in reversed(choices):
         at = int(choice[at])
@@ -96,11 +97,12 @@ def _stage_s(tables: Tables, device: int, size: int, in_flight: int) -> FloatArr
     held = (state[None, :] - state[:, None]) + in_flight * (saved[None, :] - saved[:, None])
     passing = max(0.0, _transient_bytes(tables, device, size))
     usable = float(tables.problem.memory_bytes[device])
-    # Where too much is held, blocks are recomputed and updates done on the host.
+    # If a stage holds too much, its blocks are recomputed and its updates done on the host.
     least = _eased_bytes(tables, size, in_flight)
     recompute = 1 + tables.forward_part(device, size)
     eased_s = np.where(least + passing > usable, np.inf, seconds * recompute)
     seconds = np.where(held + passing > usable, eased_s, seconds)
+    # A stage must contain at least one place.
     seconds[places[None, :] <= places[:, None]] = np.inf
     return seconds
 
@@ -113,6 +115,7 @@ def _eased_bytes(tables: Tables, size: int, in_flight: int) -> FloatArray:
     kept_inputs = np.append(0.0, np.cumsum(inputs))[np.searchsorted(edges, places)]
     saved = at_size(tables, tables.saved_bytes, size)
     largest = float(np.diff(saved[edges]).max(initial=0.0))
+    # Recompute holds all activations of one block at a time: the largest counts.
     held = (state[None, :] - state[:, None]) + largest
     found: FloatArray = held + in_flight * (kept_inputs[None, :] - kept_inputs[:, None])
     return found
@@ -139,6 +142,7 @@ def _through_s(
         before_s = tables.stage_s(device, size)
         total += float(before_s[bounds[stage + 1]] - before_s[bounds[stage]])
     for link, place in zip(links, cut, strict=True):
+        # Forward activations and backward gradients cross the link.
         total += 2 * float(crossing[place]) / link.bandwidth_bps
     return total
 
@@ -207,8 +211,9 @@ def _alone(tables: Tables, device: int, exchanges: bool) -> DeviceGroup:
     time_s = np.stack([candidate.time_s for candidate in options])
     best = time_s.argmin(axis=0)
     size = np.choose(best, [candidate.size for candidate in options])
+    # More samples never take less time, which the binary search over samples relies on.
     least_s = np.maximum.accumulate(time_s.min(axis=0))
-    # Of what recomputes, the simulator will say how many blocks it takes and whether more.
+    # For sizes that need recompute, the simulator finds out how many blocks suffice.
     return DeviceGroup((device,), least_s, size, {}, best == 1)
 
 
@@ -224,6 +229,7 @@ def _on_one(tables: Tables, device: int, exchanges: bool, relief: Relief) -> Dev
     numbers = np.arange(tables.num_samples + 1)
     counts = np.where(numbers <= once, 1, -(-numbers // max(often, 1)))
     share, rest = np.divmod(numbers, np.maximum(counts, 1))
+    # Some microbatches have one sample more than the others.
     more = np.minimum(share + 1, tables.num_samples)
     seconds = (counts - rest) * pass_s[share] + rest * pass_s[more]
     seconds += np.maximum(counts - 1, 0) * tables.accumulate_s[row] + tables.update_s[row, -1]
@@ -255,6 +261,7 @@ def _pipeline(
         counts = -(-numbers // tried)
         added = [float(tables.accumulate_s[tables.row(d)]) for d in devices]
         seconds = cut.through_s + (counts - 1) * (cut.slowest_s + max(added) / len(devices))
+        # Updates of the stages run at the same time, each on its part of the parameters.
         seconds += max(float(tables.update_s[tables.row(d), -1]) for d in devices) / len(devices)
         better = (seconds < best) & (counts <= _MOST_MICROBATCHES)
         best, size = np.where(better, seconds, best), np.where(better, tried, size)
@@ -266,6 +273,7 @@ def split_batch(groups: tuple[DeviceGroup, ...], num_samples: int) -> tuple[int,
     """Samples per group that minimize the slowest group's time; None if not all samples fit."""
     # Equal groups share one array.
     distinct = {id(group.time_s): group.time_s for group in groups}.values()
+    # The shortest time in which all samples fit is one of the groups' times.
     times = np.unique(np.concatenate(list(distinct)))
     times = times[np.isfinite(times)]
     low, high = 0, len(times) - 1
@@ -278,6 +286,7 @@ def split_batch(groups: tuple[DeviceGroup, ...], num_samples: int) -> tuple[int,
         else:
             low = middle + 1
     taken = _taken(groups, float(times[low]))
+    # Too many samples fit in that time: remove them where they take longest.
     while taken.sum() > num_samples:
         last = [float(g.time_s[n]) if n else -1.0 for g, n in zip(groups, taken, strict=True)]
         taken[int(np.argmax(last))] -= 1

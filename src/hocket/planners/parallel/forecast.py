@@ -1,4 +1,9 @@
-"""Predicted step time, memory and utilization of a parallel config, for search and reports."""
+"""Predicted step time, memory and utilization of a parallel config, for search and reports.
+
+`ConfigForecast` is a config of a transformer's shape, predicted by the closed form or the pipeline
+simulator; `GraphForecast` is a plan of captured ops with its simulated timeline. Both turn into
+candidates with plans (`as_candidate`) and are read back from plans (`forecast_of`).
+"""
 
 from __future__ import annotations
 
@@ -133,6 +138,7 @@ class ConfigForecast:
             return CALIBRATED
         libraries = self.problem.training.software.libraries
         chips = [chip_of(kind, libraries) for kind in set(self.kinds)]
+        # The least certain device type decides.
         return max([chip.uncertainty for chip in chips] + [EXPERTS] * bool(self._has_experts))
 
     @property
@@ -155,6 +161,7 @@ class ConfigForecast:
         """MFU: the model's FLOP/s relative to the peak of the devices in use."""
         dtype = self.problem.training.software.dtype
         peaks = sum(kind.peak_for(dtype) for kind in self._kind_of_rank)
+        # Devices of one pipeline rank are of one type, so peaks are summed over ranks.
         return self.problem.training.step_flops / (self.step_s * self._devices_per_rank * peaks)
 
     @property
@@ -304,6 +311,7 @@ def _graph_forecast(problem: Problem, candidate: SimulatedCandidate) -> GraphFor
     config = ParallelConfig()  # op placement of the full batch
     if parallel is not None:
         config = graph_config(problem.graph, parallel)
+    # A plan without a claimed step has only its timeline.
     step_s = candidate.step_s or timeline.makespan_s
     devices = used_devices(timeline)
     busy_s = timeline.busy_s[timeline.busy_s > 0]  # one replica may stand for all
@@ -329,6 +337,7 @@ def graph_config(graph: Graph, parallel: Parallel) -> ParallelConfig:
     replicas = parallel.replicas
     num_blocks = len(block_edges(graph)) - 1
     most = max(len(replica.recomputed) for replica in replicas)
+    # Some blocks recomputed and some not is closest to selective recompute.
     recompute: Recompute = "none" if not most else "full" if most >= num_blocks else "selective"
     samples = tuple(replica.num_samples for replica in replicas)
     return ParallelConfig(

@@ -32,6 +32,7 @@ def by_priority(problem: Problem, options: Iterable[Candidate]) -> list[Candidat
         key=lambda candidate: candidate.step_s or 0.0,
     )
     quickest = next((candidate for candidate in fitting if _can(candidate)), None)
+    # The saving is limited, so planning the exchange for slow candidates is a waste.
     if quickest is None or (quickest.step_s or 0.0) > _WITHIN_REACH * (fitting[0].step_s or 0.0):
         return []
     found = _prioritized(problem, quickest)

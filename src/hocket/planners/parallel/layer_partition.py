@@ -123,7 +123,7 @@ def in_flight_counts(schedule: Schedule) -> LongArray:
     order = np.argsort(schedule.stage, kind="stable")
     work = schedule.work[order]
     frees = (work == StageWork.BACKWARD) | (work == StageWork.WEIGHT_GRADIENT)
-    # Every stage frees what it took, so that one running sum serves all.
+    # Every stage frees all that it has allocated, so one running sum serves all stages.
     held = np.cumsum((work == StageWork.FORWARD).astype(np.int64) - frees)
     starts = np.searchsorted(schedule.stage[order], np.arange(schedule.num_stages))
     counts: LongArray = np.maximum.reduceat(held, starts)
@@ -168,6 +168,7 @@ def _tables(costs: LayerCosts, ranks: PipelineRanks, types: Sequence[int]) -> _T
     is_stage = counted[None, :] > counted[:, None]
     in_flight = np.asarray(ranks.in_flight)[:, None, None]
     sent_s = np.append(0.0, 2.0 * np.asarray(costs.send_s))
+    # Nothing is sent behind the last layer.
     sent_s[-1] = 0.0
     return _Tables(
         forward_s=np.where(is_stage, _spans(costs.forward_s.T)[of_stage], np.inf),
@@ -198,8 +199,8 @@ def _partition(
     tables = _tables(costs, ranks, types)
     limits = tables.limit_bytes[list(ranks.rank_of_stage)][:, None, None]
     num_chunks = len(ranks.rank_of_stage) // len(types)
-    # With several stages, memory counts for the rank as a whole: an equal part of it for each stage
-    # is tried as well as none, and moves of layers do the rest.
+    # With several stages per rank, the rank's memory is limited, not the stage's: equal parts per
+    # stage are tried as well as no limit, and moves of layers repair the rest.
     fits = [np.where(tables.needs_bytes > limits // num_chunks, np.inf, tables.stage_s)]
     fits += [tables.stage_s] * (num_chunks > 1)
     found = [
@@ -227,6 +228,7 @@ def _partition(
 
 def _starts(stage_s: FloatArray, tables: _Tables) -> Iterator[LongArray]:
     """Yield partitions with the smallest sum of stage times for each limit on the longest stage."""
+    # Slightly longer limits allow smaller sums, which may shorten the pipeline as a whole.
     shortest = _least_limit(stage_s, tables.sent_s)
     for longer in _LONGER if shortest is not None else ():
         found = _least_sum(stage_s, tables.sent_s, (shortest or 0.0) * longer)
@@ -274,6 +276,7 @@ def _descend(tables: _Tables, ranks: PipelineRanks, starts: LongArray) -> LongAr
         lack_bytes, step_s, uneven = _values(tables, ranks, trials)
         best = int(np.lexsort((uneven, step_s, lack_bytes))[0])
         gains = (lack_bytes[best], step_s[best]) < (lack_bytes[0], step_s[0] * _LESS)
+        # Of equal steps the one with more even ranks is better: it leads out of plateaus.
         if not gains and not (step_s[best] <= step_s[0] and uneven[best] < uneven[0] * _LESS):
             break
         starts = trials[best]
@@ -294,6 +297,7 @@ def _moved(tables: _Tables, starts: LongArray) -> Iterator[LongArray]:
         for dst in stages:
             if src != dst and (tables.owns[src, worst] or abs(src - dst) == 1):
                 moved = starts.copy()
+                # Borders between source and destination shift by one layer.
                 moved[min(src, dst) + 1 : max(src, dst) + 1] += -1 if dst > src else 1
                 if np.isfinite(tables.stage_s[stages, moved[:-1], moved[1:]]).all():
                     yield moved
@@ -324,6 +328,7 @@ def _pipeline_s(
 ) -> FloatArray:
     """Step times of pipelines with one stage per rank; arrays are [partition, stage]."""
     behind_s = step_s = np.zeros(len(stage_s))
+    # From the last stage back, as each stage waits for those behind it.
     for stage in reversed(range(stage_s.shape[1])):
         own_s, count = stage_s[:, stage], ranks.num_microbatches
         behind_s = behind_s + sent_s[:, stage]

@@ -63,9 +63,11 @@ def ease(tables: Tables, parallel: Parallel, missing_bytes: LongArray) -> Parall
         if eased is None:
             return None
         replicas.append(eased)
+    # Sharded replicas gather parameters together, so they all recompute the same blocks.
     if parallel.sharded:
         most = max((replica.recomputed for replica in replicas), key=len)
         replicas = [replace(replica, recomputed=most) for replica in replicas]
+    # Schedules with a split backward pass cannot be combined with recompute.
     if any(replica.recomputed for replica in replicas) and parallel.schedule in SPLIT:
         return None
     found = replace(parallel, replicas=tuple(replicas))
@@ -80,12 +82,14 @@ def _ease(tables: Tables, replica: Replica, missing: Sequence[int]) -> Replica |
     for stage, wanted in enumerate(missing):
         if wanted <= 0:
             continue
+        # Under 1F1B the first stages have the most microbatches in flight.
         in_flight = min(len(missing) - stage, count)
         given = 0.0
         for block, num_bytes in _offers(tables, replica, bounds[stage], bounds[stage + 1]):
             if block not in recomputed and given < wanted * _MARGIN:
                 recomputed.add(block)
                 given += num_bytes * in_flight
+        # Only what recompute cannot free makes the host necessary.
         wants_host |= given < wanted
     if wants_host and replica.update == "host" and recomputed == set(replica.recomputed):
         return None

@@ -1,8 +1,8 @@
 """Accelerators of a cluster by device type and host, in groups for parallel configs.
 
-Tensor-parallel ranks exchange the most and so stay on one host: a host with 8 devices has two
-groups of 4 or one of 6. All replicas of a stage and their tensor-parallel ranks are of one device
-type, so none waits for a slower one; different types meet only at the borders of pipeline
+Tensor-parallel ranks exchange the most data and therefore stay on one host: a host with 8 devices
+has two groups of 4 or one of 6. All replicas of a stage and their tensor-parallel ranks are of one
+device type, so none waits for a slower one; different types meet only at the borders of pipeline
 stages.
 """
 
@@ -55,6 +55,7 @@ class Pool:
         """
         if tensor <= self.per_host:
             return sum(len(devices) // tensor for devices in self.hosts)
+        # Groups larger than a host need hosts of equal size, or ranks would have unequal links.
         if tensor % self.per_host or any(len(d) != self.per_host for d in self.hosts):
             return 0
         return self.num_devices // tensor
@@ -89,6 +90,7 @@ def pools_of(problem: Problem) -> tuple[Pool, ...]:
     return tuple(
         Pool(
             next(iter(hosts.values()))[0].kind,
+            # Fuller hosts first, so that groups rarely end up on the remains of a host.
             tuple(tuple(own) for own in sorted(hosts.values(), key=len, reverse=True)),
             problem.spare,
         )
@@ -110,6 +112,7 @@ def rank_devices(
     Entry ``i`` of ``pools`` provides the next ``ranks_of_pool[i]`` ranks of ``num_groups`` groups
     each. If a pool occurs again, it continues with its next groups.
     """
+    # Iterators continue where the last run of the same pool stopped.
     groups = {pool: iter(pool.groups(tensor)) for pool in pools}
     return tuple(
         tuple(name for group in islice(groups[pool], num_groups) for name in group)

@@ -3,7 +3,7 @@
 Every stage of a candidate gets its own costs (including embedding, output layer and uneven numbers
 of layers). Its schedule is simulated action by action, which gives step time, waiting and memory.
 If the layers are not a multiple of the stages, or the ends of the pipeline are heavier, the exact
-partitioner chooses the layers per stage; its choice is kept if it is shorter in the simulator.
+partitioner chooses the layers per stage; its choice is used if it is shorter in the simulator.
 O(actions) each.
 """
 
@@ -34,7 +34,7 @@ from hocket.planners.parallel.schedules import make_schedule
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.transformer import ParallelConfig
 
-# Layers of a config's stages where equal numbers do not exist or are not best.
+# Layers per stage if an equal number is impossible or not the best.
 #
 # The cost of a layer on each device type follows from the costs of stages with one layer and with
 # none: their difference is a layer, and stages without layers show the embedding before the first
@@ -70,6 +70,7 @@ def layer_costs(
     """Costs of embedding, layers and output layer per device type, and bytes held by every rank."""
     num_layers, config = candidate.problem.training.model.layers, candidate.config
     forward, backward = np.zeros((2, num_layers + 2, len(kinds)))
+    # Stages with no layer and with one: their difference is the cost of a layer.
     for column, kind in enumerate(kinds):
         none, one = (_alike(candidate, kind, count) for count in (0, 1))
         forward[:, column] = _spread(num_layers, none.forward_s, one.forward_s)
@@ -108,6 +109,7 @@ def _backward_s(costs: StageCosts) -> list[float]:
 def _spread(num_layers: int, none: Sequence[float], one: Sequence[float]) -> FloatArray:
     """Costs of embedding, layers and output layer, from stages without layers and with one."""
     layer, least = _layer(none, one), min(none)
+    # The smallest stage without layers has only fixed costs; the ends have embedding or output.
     return np.array([none[0] - least, *[layer] * num_layers, none[-1] - least])
 
 
@@ -157,6 +159,7 @@ def recheck(candidates: Sequence[ConfigForecast], effort: RecheckEffort) -> list
 def _num_affordable(candidates: Sequence[ConfigForecast], effort: RecheckEffort) -> int:
     """Number of candidates to simulate: within the limits of the effort, but at least ten."""
     configs = [candidate.config for candidate in candidates[: effort.num_simulated]]
+    # At most three actions per stage and microbatch: forward, input and weight gradient.
     actions = np.cumsum([3 * config.num_stages * config.num_microbatches for config in configs])
     return max(int(np.searchsorted(actions, effort.max_actions)), min(10, len(configs)))
 
@@ -178,6 +181,7 @@ def ranked(candidates: Sequence[ConfigForecast]) -> list[ConfigForecast]:
         return order
     longest_s = order[0].step_s * (1 + AS_SHORT)
     equals = [c for c in order if c.feasible and c.step_s <= longest_s]
+    # Below this difference no prediction decides, so the simplest program wins.
     first = min(equals, key=lambda c: _fuss(c.config))
     return [first, *(candidate for candidate in order if candidate is not first)]
 
@@ -226,7 +230,7 @@ def _partitioned(candidate: ConfigForecast, *, reorder: bool) -> ConfigForecast:
         found = _partition(candidate, reorder=reorder)
     except NoFeasiblePlanError as error:
         return replace(candidate, feasible=False, reason=error.message)
-    # Each pool has one device type; types are numbered in the order in which ranks first have them.
+    # Each pool has one device type; types are numbered in the order of their first ranks.
     pools = list(dict.fromkeys(candidate.stages.pool_of_rank))
     stages = PoolStages.of_ranks([pools[kind] for kind in found.device_types])
     layers = found.layers if len(set(found.layers)) > 1 else None
@@ -261,5 +265,6 @@ def _scaled_parts(parts_s: Mapping[str, float], step_s: float, bubble: float) ->
     """Scale the parts so that they add up to the step, with the simulated waiting as it is."""
     waiting_s = bubble * step_s
     others_s = {name: value for name, value in parts_s.items() if name != "bubble"}
+    # Parts of the closed form are scaled to the simulated step, except for the waiting time.
     scale = (step_s - waiting_s) / sum(others_s.values())
     return {name: waiting_s if name == "bubble" else scale * parts_s[name] for name in parts_s}

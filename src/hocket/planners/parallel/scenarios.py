@@ -25,6 +25,7 @@ from hocket.planners.parallel.closed_form import tables_of
 
 _COUNTS = (1, 2, 4, 8)
 _MOST_PLANNED = 4
+"""Largest number of changes that are planned; the others are only bounded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,8 @@ def what_if(
     problem: Problem, changes: Sequence[str], compared: Callable[[Problem], Comparison]
 ) -> list[ChangedCluster]:
     """Compare plans on the cluster after each change."""
-    # Made before the first is planned, so that an invalid one is reported at once.
+    # All clusters are built before the first is planned, so that an invalid change is reported at
+    # once.
     changed = {change: on_cluster(problem, change) for change in changes}
     return [ChangedCluster(change, compared(other)) for change, other in changed.items()]
 
@@ -82,6 +84,7 @@ def _hope(changed: Problem, goal: Goal) -> float:
     """Approximate lower bound on the objective of ``goal`` on a changed cluster."""
     devices = workers(changed)
     if goal == "memory":
+        # Negative, since more memory is better and the smallest value is the most promising.
         return -float(changed.memory_bytes[devices].sum())
     bound_s = batch_bound(tables_of(changed), devices.tolist()).seconds
     return bound_s if goal == "time" else bound_s * changed.cluster.price_per_hour

@@ -60,6 +60,7 @@ class TensorGroups:
         names = self.tables.problem.cluster.device_names
         of_name = {names[first]: tuple(names[d] for d in g) for first, g in self.groups.items()}
         replicas = (
+            # Only first devices are in the closed form, so each name stands for its group.
             replace(r, devices=tuple(name for first in r.devices for name in of_name[first]))
             for r in parallel.replicas
         )
@@ -119,6 +120,7 @@ def _sums_s(part: Tables, groups: Sequence[tuple[int, ...]]) -> FloatArray:
             sizes = sized.graph.tensor_bytes[tensors]
             sums_s = ring_all_reduce_s(sizes, len(group), ring.latency_s, ring.bandwidth_bps)
             before_s = np.append(0.0, np.cumsum(sized.costs.op_s[row]))
+            # Work between maker and reader overlaps with the all-reduce.
             hidden_s = before_s[readers] - before_s[makers + 1]
             exposed_s = np.maximum(sums_s - hidden_s, 0.0)
             at = np.bincount(place + 1, exposed_s, graph.num_ops + 1)
@@ -159,6 +161,7 @@ def _class_of(tables: Tables, device: int) -> tuple[object, ...]:
 def _all_sets(devices: list[int]) -> Iterator[Structure]:
     """Yield every set of ordered groups of some of the devices."""
     if not devices:
+        # Devices on one host may differ in NVLink bandwidth: these are not interchangeable.
         yield ()
         return
     last = devices[-1]
@@ -218,6 +221,7 @@ _SLACK = 0.995
 def least_s(tables: Tables, parallel: Parallel) -> float:
     """Lower bound on the step time of a parallel config."""
     num_shards = len(parallel.replicas) if parallel.sharded else 1
+    # One device of each group is enough, since the tables are those of a part.
     stages = (
         parallel.part_by_part().replicas
     )  # one device of each, whose tables are those of a part
@@ -237,6 +241,7 @@ def _replica_s(tables: Tables, replica: Replica, num_shards: int) -> float:
         update_s = tables.update_s[tables.row(device)]
         updates_s = float(update_s[stop] - update_s[first]) / num_shards
         longest_s = max(longest_s, passes_s + max(before_s, updates_s))
+        # The smallest microbatch passes the stages before in the shortest time, so the bound holds.
         before_s += _stage_s(tables, device, min(sizes), first, stop)
     return longest_s
 
@@ -254,7 +259,8 @@ _WITHIN_REACH = 1.15
 _MOST_RANKS = 8
 """Largest number of replicas for which collectives are planned."""
 _HOPE = 0.97
-"""Factor by which a closed form may overestimate: candidates that could win by it are simulated."""
+"""Factor on closed forms, which may overestimate: candidates that could win with it are simulated.
+"""
 
 
 @dataclass(frozen=True)
@@ -286,7 +292,7 @@ def search_parallel(
     for estimate in _families_first(requested):
         parallel, family = estimate.parallel, estimate.family
         is_hopeful = estimate.seconds * _HOPE <= best_s or goal != "time"
-        # The best of each family is listed in the table, also where it cannot win.
+        # The best of each family is listed in the table, even if it cannot win.
         if budget.is_left and (is_hopeful or family not in families):
             below_s = float(best_s) if goal == "time" and family in families else np.inf
             seen = fitted(tables_for(tables, parallel), parallel, budget, below_s=below_s)
@@ -375,8 +381,9 @@ def _estimates(tables: Tables, devices: list[int], *, takes_all: bool) -> Iterat
 
 
 def estimated(tables: Tables, structure: Structure, *, takes_all: bool = False) -> Estimate | None:
-    """The structure with its best split of samples; None if it does not fit or a group is left
-    idle.
+    """The structure with its best split of samples.
+
+    None if it does not fit or a group gets no samples.
 
     With ``takes_all`` every group gets a sample, even if that makes the step longer.
     """
@@ -398,6 +405,7 @@ def _one_each(taken: tuple[int, ...]) -> tuple[int, ...]:
     """Shift samples between groups so that each has at least one."""
     found = list(taken)
     while 0 in found:
+        # The largest gives, since it loses least by one sample.
         found[found.index(max(found))] -= 1
         found[found.index(0)] += 1
     return tuple(found)
@@ -415,9 +423,11 @@ def _exposed_s(
     total_s = tables.gradient_bytes * per_byte_s / min(len(g.devices) for g in groups)
     last_s = tables.largest_bucket_bytes * per_byte_s
     hidden_s = min(
+        # A backward pass takes about two thirds of both passes.
         float(group.time_s[replica.microbatches[-1]]) * 2 / 3
         for group, replica in zip(groups, replicas, strict=True)
     )
+    # The last bucket is ready only at the end, so about half of it is always exposed.
     return max(min(last_s, total_s) / 2, total_s - hidden_s)
 
 
@@ -443,6 +453,7 @@ def _improve(tables: Tables, start: SimulatedCandidate, budget: Budget) -> None:
                 found = fitted(tables, neighbour, budget, planned, below_s=best.step_s or 0.0)
                 if not isinstance(found, SimulatedCandidate) or found.step_s is None:
                     continue
+                # Gains below rounding would let the search run in circles.
                 if found.step_s < (best.step_s or 0.0) * (1 - 1e-6):
                     best, improves = found, True
                     break
@@ -455,6 +466,7 @@ def _moved_samples(tables: Tables, parallel: Parallel) -> Iterator[Parallel]:
         least = len(replicas[giver].microbatches) if parallel.sharded else 1
         if giver == taker or replicas[giver].num_samples <= least:
             continue
+        # Among many replicas only neighbours exchange samples, to limit the moves.
         if len(replicas) > 4 and abs(giver - taker) > 1:
             continue
         changed = list(replicas)
@@ -474,6 +486,7 @@ def _other_schedules(tables: Tables, parallel: Parallel) -> Iterator[Parallel]:
     """Neighbours with another schedule, such as one that delays weight gradients."""
     if parallel.is_staged and not any(replica.recomputed for replica in parallel.replicas):
         for name in GRAPH_SCHEDULES:
+            # GPipe is never shorter than 1F1B and holds more.
             if name not in (parallel.schedule, "gpipe"):
                 yield replace(parallel, schedule=name)
 
@@ -484,6 +497,7 @@ def _moved_cuts(tables: Tables, parallel: Parallel) -> Iterator[Parallel]:
     for index, replica in enumerate(parallel.replicas):
         for cut, op in enumerate(replica.cuts):
             at = int(np.searchsorted(places, op))
+            # Small steps refine a cut, larger ones leave a local optimum.
             for step in (-1, 1, -4, 4):
                 if not 0 < at + step < len(places) - 1:
                     continue

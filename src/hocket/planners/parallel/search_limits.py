@@ -1,4 +1,4 @@
-"""Schedules, ZeRO stages and modes that each training program supports.
+"""Schedules, ZeRO stages and modes that each training program supports, and limits of users.
 
 A plan is useless for a program that cannot run it, so the search is limited to the features of the
 requested program.
@@ -70,6 +70,7 @@ def program_limits(limits: Limits, program: str) -> Limits:
 # Parse values that the user fixes in a search, such as ``tensor=8,recompute=full``.
 
 
+# Values are parsed strictly: a misspelt mode must not silently widen the search.
 Name = TypeVar("Name", bound=str)
 MAX_ZERO = 3
 FLAGS = {"true": 1, "on": 1, "1": 1, "false": 0, "off": 0, "0": 0}

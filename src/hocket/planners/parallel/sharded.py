@@ -1,6 +1,6 @@
 """Sharded data parallelism: replicas hold shards of parameters and state.
 
-Local batches may be unequal. All replicas take part in every gather, so they have equally many
+Local batches may be unequal. Every gather needs all replicas, so these have equally many
 microbatches; the fewest that fit are used, since each further one gathers all parameters again.
 """
 
@@ -38,6 +38,7 @@ def unequal_shards(tables: Tables, devices: Sequence[int], budget: Budget) -> Ca
     """Local batches by the speed of each device, even if it could not hold them unsharded."""
     seconds = [tables.pass_s(device) for device in devices]
     groups = tuple(group_of(tables, (device,), True) for device in devices)
+    # Without memory limits: sharding holds what a device could not hold alone.
     free = tuple(
         type(group)(group.devices, time_s, group.size, {})
         for group, time_s in zip(groups, seconds, strict=True)
@@ -96,7 +97,7 @@ def _fewest(
             for device, number in zip(devices, samples, strict=True)
         )
         parallel = Parallel(replicas=replicas, zero=3)
-        # The last one is simulated in any case: it says how much memory is missing.
+        # The last one is simulated in any case, because its peak tells how much memory is missing.
         if not (count == counts[-1] or _may_fit(tables, parallel, count, is_recomputed=False)):
             continue
         if not budget.is_left:

@@ -40,6 +40,7 @@ class Budget:
         known = self.seen.get((parallel, planned))
         if known is None:
             known = self.seen[parallel, planned] = simulated(self.problem, parallel, planned)
+            # Symmetric configs simulate one replica for all, so only this one is charged.
             is_one = is_symmetric(self.problem, parallel)
             replicas = parallel.replicas[:1] if is_one else parallel.replicas
             passes = sum(len(replica.microbatches) for replica in replicas)

@@ -111,6 +111,7 @@ def _shapes(model: Transformer, pool: Pool, global_batch: int, limits: Limits) -
     order = orders[order_range[row, 0] + within % num_orders[row]]
     shapes = np.hstack([degrees[row], size, order[:, :2]])
     num_microbatches = global_batch // (shapes[:, _D] * size[:, 0])
+    # Conditions of schedules on the number of microbatches, for all shapes at once.
     is_possible = num_microbatches >= shapes[:, _P] * (order[:, 2] >= _FILLED)
     is_possible &= (order[:, 2] != _IN_ROUNDS) | (num_microbatches % shapes[:, _P] == 0)
     is_possible &= num_microbatches * shapes[:, _P] * order[:, 1] <= MAX_ACTIONS
@@ -150,6 +151,7 @@ def _degrees(model: Transformer, pool: Pool, global_batch: int, limits: Limits) 
 
 def divisors(number: int) -> list[int]:
     """All divisors of a number, ascending."""
+    # Divisors come in pairs, one of them at most the square root.
     small = [k for k in range(1, int(number**0.5) + 1) if number % k == 0]
     return sorted({*small, *(number // k for k in small)})
 
@@ -192,6 +194,7 @@ def expert_degrees(model: Transformer, tensor: int, replicas: int) -> list[int]:
 def _replicas(batch_divisors: list[int], most: int, is_small: bool, limits: Limits) -> list[int]:
     """Data degrees; on large clusters only the largest, since idle devices cannot help."""
     possible = limits.allowed("data", [d for d in batch_divisors if d <= most])
+    # On large clusters fewer replicas leave devices idle, which is never faster.
     return possible if is_small else possible[-1:]
 
 

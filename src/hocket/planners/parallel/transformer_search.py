@@ -44,12 +44,11 @@ from hocket.planners.parallel.space import (
 from hocket.planners.parallel.transformer_why import explain, shortage
 from hocket.transformer import SCHEDULES, ParallelConfig, ParallelConfigs
 
-# Every config through the closed forms of memory and time, the best of each shape kept.
-#
-# Blocks of configs are judged as arrays: first what they hold, then, for those that fit, how long
-# they take. Of one shape (degrees, microbatch, schedule) only the best memory option is kept,
-# so that what goes to the simulator differs in what the simulator sees; and where a shape fits with
-# less recomputation, more of it is not tried, since it only costs time. O(configs), some
+# Every config through the closed forms of memory and time; the best of each shape is kept.  Blocks
+# of configs are evaluated as arrays: first their memory, then, for those that fit, their time. Of
+# one shape (degrees, microbatch, schedule) only the best memory option is kept, so that simulated
+# candidates differ in what the simulator sees. If a shape fits with less recomputation, more of it
+# is not tried, since it only costs time. O(configs), some dozens of array passes.
 # dozens of array passes.
 
 NEARLY = 1.25
@@ -82,6 +81,7 @@ def scan(problem: Problem, pool: int, limits: Limits, num_kept: int) -> Scan:
     judge = _Judge(problem, pools_of(problem)[pool], pool_clusters(problem)[pool])
     training = problem.training
     blocks = config_blocks(training.model, judge.pool, training.global_batch, limits)
+    # More than needed, because similar configs are dropped afterwards.
     parts = [judge.part(block, SPARE * num_kept) for block in blocks]
     fitting = _diverse(_scan_best(parts, "fitting", "fitting_s", SPARE * num_kept), num_kept)
     return Scan(
@@ -186,6 +186,7 @@ def _least_recompute(fits: BoolArray, block: ConfigBlock) -> BoolArray:
     kept = rows.copy()
     less = np.zeros_like(rows[:, 0])
     for mode in range(block.num_recomputes):
+        # A config that fits with less recompute rules out the same with more.
         kept[:, mode] &= ~less
         less |= rows[:, mode]
     return kept.reshape(-1)
@@ -196,6 +197,7 @@ def _best_of_rows(values: FloatArray, width: int, count: int) -> NDArray[np.intp
     rows = values.reshape(-1, width)
     column = np.argmin(rows, axis=1)
     best = rows[np.arange(len(rows)), column]
+    # Partitioning avoids sorting a million values for a few hundred.
     if len(best) > count:
         kept = np.flatnonzero(best <= np.partition(best, count - 1)[count - 1])
     else:
@@ -208,9 +210,9 @@ def _best_of_rows(values: FloatArray, width: int, count: int) -> NDArray[np.intp
 # Pipelines over unequal device types: how many stages each type gets, by a closed form.
 #
 # Each type forms stages of its own, so all replicas and tensor ranks of a stage are equal. With
-# layers split by speed, a pipeline takes the harmonic mean of the times that the types would need
+# layers split by speed, the step time is the harmonic mean of the times that the types would need
 # alone, weighted by their stages. This ranks the choices; the exact partitioner and the simulator
-# judge the best ones. O(choices of degrees x choices of stages per type).
+# decide among the best ones. O(choices of degrees x choices of stages per type).
 
 MAX_STAGE_CHOICES = 8
 """Up to this many stages of a device type every number is tried; above, only none, half and all."""

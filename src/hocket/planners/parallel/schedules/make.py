@@ -1,4 +1,9 @@
-"""Make pipeline schedules by name, each with the paper that it comes from."""
+"""Make pipeline schedules by name: GPipe, 1F1B, interleaved, looped BFS, and zero bubble.
+
+Each schedule is described above its function, with the paper that it comes from, its bubble for p
+devices and m microbatches, and the number of microbatches that it holds. `make_schedule` finds them
+by name and caches the result.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +39,7 @@ _DUAL_F, _B, _DUAL_I, _DUAL_W = (
 
 def dualpipe_v(num_devices: int, num_microbatches: int) -> Schedule:
     """Make a schedule of two stages per device, placed as a V."""
-    # The rhythm needs this many microbatches; those that do not exist are left out afterwards.
+    # The pattern needs this many microbatches; those that do not exist are removed afterwards.
     count = max(num_microbatches, 2 * num_devices)
     rows = [_dual_row(device, num_devices, count) for device in range(num_devices)]
     return from_rows("dualpipe-v", num_microbatches, folded(num_devices), rows)
@@ -52,7 +57,7 @@ def _dual_row(device: int, num_devices: int, count: int) -> Row:
         np.tile([_B[1], _DUAL_F[1], _B[0]], behind),
         np.array(ending),
     ]
-    # Each gradient of weights that waits gives its place to the next one, oldest first.
+    # Each delayed weight gradient gives its place to the next one, oldest first.
     waiting = [*late, *[_DUAL_W[0]] * behind]
     last = [action for weight in waiting[:behind] for action in (weight, _DUAL_I[0])]
     return np.concatenate([*parts, last, waiting[behind:]]).astype(np.int64)
@@ -78,7 +83,7 @@ _SECOND = [code(work, 1) for work in (_F, _I, _W)]
 
 def zb_v(num_devices: int, num_microbatches: int) -> Schedule:
     """Make a schedule of two stages per device, placed as a V."""
-    # The rhythm needs this many microbatches; those that do not exist are left out afterwards.
+    # The pattern needs this many microbatches; those that do not exist are removed afterwards.
     count = max(num_microbatches, 2 * num_devices - 1)
     rows = [_row(device, num_devices, count) for device in range(num_devices)]
     return from_rows("zb-v", num_microbatches, folded(num_devices), rows)
@@ -142,9 +147,9 @@ def warm_up_forwards(
 
 # ZB-H1: 1F1B whose gradients of weights wait, so that gradients of inputs reach others sooner.
 #
-# Qi et al., "Zero bubble pipeline parallelism" (ICLR 2024). Device i keeps i gradients of weights
-# back and does them where 1F1B would wait at the end, which makes up for holding p-i microbatches
-# less in flight: every device holds p. The bubble is (p-1)(tF+tB-tW) of one stage; with looped
+# Qi et al., "Zero bubble pipeline parallelism" (ICLR 2024). Device i delays i weight gradients and
+# computes them when 1F1B would wait at the end. In exchange it holds p-i fewer microbatches in
+# flight: every device holds p. The bubble is (p-1)(tF+tB-tW) of one stage; with looped
 # chunks, divided by their number. O(actions).
 
 
@@ -167,8 +172,8 @@ def zb_h1(num_devices: int, num_microbatches: int, chunks: int = 1) -> Schedule:
 # ZB-H2: twice the warm-up of ZB-H1, so that no device waits between its first and last action.
 #
 # Qi et al., "Zero bubble pipeline parallelism" (ICLR 2024). Device i starts with 2(p-1-i) forwards
-# and keeps 2i gradients of weights back; all hold 2p-1 microbatches. Devices then stop as staggered
-# as they start, which saves time only where the next step need not wait for the slowest.
+# and delays 2i weight gradients; all hold 2p-1 microbatches. Devices then stop as staggered as they
+# start, which saves time only if the next step need not wait for the slowest.
 # O(actions).
 
 
@@ -282,13 +287,14 @@ def _check_chunks(name: str, chunks: int) -> None:
         raise UsageError(f"schedule {name!r} has two chunks per device, not {chunks}")
 
 
-# A search asks for the same schedule again and again; one of 64 devices takes megabytes.
+# A search requests the same schedules repeatedly, and one of 64 devices takes megabytes.
 @lru_cache(maxsize=32)
 def _made(name: str, num_devices: int, num_microbatches: int, chunks: int) -> Schedule:
     if name in LOOPED:
         schedule = LOOPED[name](num_devices, num_microbatches, chunks)
     else:
         schedule = {**ONE_CHUNK, **FOLDED}[name](num_devices, num_microbatches)
+    # Cached arrays are shared by all callers, so they must not be changed.
     for array in (schedule.start, schedule.work, schedule.stage, schedule.microbatch,
                   schedule.device_of_stage):  # fmt: skip
         array.setflags(write=False)

@@ -2,7 +2,7 @@
 
 A row lists the actions of one device. Schedules with a fixed rhythm (a forward, a backward, perhaps
 a weight gradient per round) differ in how many forwards come first and how late weight gradients
-come, so `rounds` makes all of them, as arrays over devices. Other schedules give the pattern of
+come, so `rounds` makes all of them, as arrays over devices. Other schedules provide the pattern of
 each row, and `numbered` adds the microbatches. O(actions), except for sorting rows that are already
 merged.
 """
@@ -23,6 +23,7 @@ Row = NDArray[np.int64]
 
 def code(work: StageWork, chunk: int) -> int:
     """Encode an action without its microbatch as one number."""
+    # `StageWork` has at most four values, so chunk and work share one number.
     return chunk * 4 + work
 
 
@@ -65,6 +66,7 @@ def rounds(
     if weight_lag is not None:
         works = [StageWork.FORWARD, StageWork.INPUT_GRADIENT, StageWork.WEIGHT_GRADIENT]
     order = round_order(count, warm_up, weight_lag)
+    # Backwards visit the chunks in reverse order.
     back = chunks - 1 - chunk
     all_chunks = np.concatenate([chunk, *([back] * (len(works) - 1))])[order]
     layout = looped(num_devices, chunks)
