@@ -1,5 +1,8 @@
 """``hocket.prepare``: train a model in the user's own loop under a plan.
 
+`prepare` reads or makes a plan, chooses its strategy, and returns a `Training`, whose `step` trains
+on one batch. If a plan of several processes is predicted to be faster, a message names it.
+
 train = hocket.prepare(model, optimizer, batch, on="2xv100-16g")
 for batch in batches:
     loss = train.step(batch)
@@ -59,9 +62,9 @@ from hocket.runtime.training_loop import TrainingLoop, is_first_rank
 __all__ = ["PadTo", "Training", "prepare"]
 
 PlanLike = str | Path | Planned | SavedPlan | ParallelConfig
-"""A plan with its problem, the file of one, or bare degrees of parallelism."""
+"""A plan with its problem, a plan file, or a parallel config without a plan."""
 _PROFILED_STEP = 4
-"""Step that is timed for a profile; in the first ones libraries choose kernels."""
+"""Number of the step that is timed for a profile; in earlier steps libraries choose kernels."""
 
 
 class Training(TrainingLoop):
@@ -70,10 +73,13 @@ class Training(TrainingLoop):
     planned: Planned | SavedPlan | None = None
     """The plan that was passed to `prepare`, with its problem."""
     plan: Plan
-    """The plan that is executed: the one passed to `prepare`, or the one it has made."""
+    """The plan that is executed: the plan passed to `prepare`, or the plan that `prepare` made."""
     predicted_step_s: float | None = None
-    """Predicted step time on the plan's devices, even if other devices emulate them; None for a
-    bare `ParallelConfig`, ``compiled`` steps, and a budget for a model that cannot be traced."""
+    """Predicted step time on the plan's devices, whatever devices are in use.
+
+    None for a `ParallelConfig` without a plan, for ``compiled`` steps, and for a budget for a model
+    that cannot be traced.
+    """
     advice: str = ""
     """Message that names a faster plan of several processes, if one was found for ``on=``."""
 
@@ -100,7 +106,7 @@ class Training(TrainingLoop):
         return inner.budget_plan if isinstance(inner, BudgetedModel) else None
 
     def report(self, page: str | Path, trace: str | Path, record: str | Path | None = None) -> None:
-        """Write the last timed step as an HTML page, and with its prediction as a trace.
+        """Write an HTML report of the last timed step, and a trace of it with its prediction.
 
         ``train.step(batch, timed=True)`` times a step. Predicted and measured step time are also
         written to the file ``record``, for ``hocket calibrate --from``.
@@ -122,11 +128,11 @@ class Training(TrainingLoop):
         write_report(page, problem, plan, measured, is_measured=True)
 
     def refine(self, profile: str | Path | None = None) -> Planned:
-        """Plan again with the op times of the last timed step in place of estimates.
+        """Return a new plan, made with the op times of the last timed step in place of estimates.
 
-        Compare its ``step_s`` with the present plan; to change over, save a checkpoint and call
-        ``prepare(…, plan=…)``. The op times are also written to the file ``profile``, for ``hocket
-        plan --profile``.
+        The current training does not change. If ``step_s`` of the new plan is shorter, save a
+        checkpoint and call ``prepare(…, plan=…)``. The op times are also written to the file
+        ``profile``, for ``hocket plan --profile``.
         """
         problem, plan, _, _ = self._timed()
         found = self._measured()
@@ -181,16 +187,16 @@ def prepare(
 ) -> Training:
     """Return a training loop for ``model`` and ``optimizer`` on batches like ``batch``.
 
-    ``plan`` is a plan of this model, or its file; without it one is made for the cluster ``on``. A
-    batch is a tensor, a tuple (passed by position) or a mapping (by keyword) of tensors, or
-    whatever ``forward(model, batch)`` takes. The model or ``forward`` returns the loss, or outputs
-    from which ``loss`` computes it. The options that are not named here are explained in
-    `LoopOptions`. A model that cannot be traced op by op is placed module by module, with a
-    warning that names the reason and what is lost.
+    ``plan`` is a plan of this model, or a plan file; without it a plan is made for the cluster
+    ``on``. A batch is a tensor, a tuple (passed by position) or a mapping (by keyword) of tensors,
+    or any object that ``forward(model, batch)`` takes. The model or ``forward`` returns the loss,
+    or outputs from which ``loss`` computes the loss. `LoopOptions` describes the options that are
+    not named here. A model that cannot be traced op by op is placed module by module, with a
+    warning that names the reason and the lost features.
 
-    ``memory`` is a budget ("8GiB") for the one device, or for each device of a data-parallel plan,
-    that training does not exceed: tensors that do not fit are offloaded to the host or recomputed,
-    as ``train.memory`` describes. When a step returns, all parameters are updated; with
+    ``memory`` is a memory budget ("8GiB") for the only device, or for each device of a
+    data-parallel plan. Tensors that do not fit are offloaded to the host or recomputed, as
+    ``train.memory`` describes. When a step returns, all parameters are updated; with
     ``async_update`` updates on the host overlap with the next step, which is faster.
 
     If ranks split the batch, ``count`` returns the weight of a part of it, by default its number of
@@ -198,8 +204,8 @@ def prepare(
     device. Replicas sum gradients in the gradients' own dtype, as DistributedDataParallel does, or
     in ``reduce_dtype``, such as ``torch.float32`` for a model in bfloat16.
 
-    ``compiled`` trains without a plan on one device, with kernels of ``torch.compile`` (or of the
-    backend that it names); on a GPU steps are replayed as CUDA graphs.
+    ``compiled`` trains without a plan on one device, with kernels of ``torch.compile``; a string
+    names its backend. On a GPU steps are replayed as CUDA graphs.
     """
     options = LoopOptions(
         accumulate=accumulate, clip_norm=clip_norm, seed=seed, outputs=outputs,
@@ -215,7 +221,7 @@ def prepare(
         plan = variables[PLAN_VARIABLE]
     given = read_plan(plan) if isinstance(plan, str | Path) else plan
     saved = SavedPlan(given.problem, given.plan) if isinstance(given, Planned) else given
-    # Tracing needs the model's own forwards, not those that an earlier call has patched.
+    # An earlier `prepare` may have patched the model's forwards; tracing needs the original ones.
     with released_model(model), generators_kept():
         recipe = TraceOptions(
             loss=loss, forward=forward, update=planned_update(optimizer, model),
@@ -239,7 +245,7 @@ def prepare(
             is_ranked=is_ranked, count=count, weights=weights, reduce_dtype=reduce_dtype,
         )  # fmt: skip
         with progress(f"hocket.prepare: {recipe.name}") as doing:
-            # A budget shows its own, finer stages; of several ranks only the first one shows any.
+            # `budget_strategy` shows its own, finer stages. Only the first rank shows progress.
             is_shown = memory is None and variables.get("RANK", "0") == "0"
             if is_shown:
                 doing.stage("trace the step" + ("" if saved else " and choose a plan"))
@@ -295,7 +301,7 @@ def _require_one_budget(
 # ── advice: a faster plan that needs a process per device ────────────────────────────────────────
 
 _WORTHWHILE = 1.02
-"""Ratio of steps below which the difference is within the error of any prediction."""
+"""Minimum ratio of step times for advice; smaller differences are within prediction errors."""
 
 
 def faster_with_processes(placed: SavedPlan, batch: Any, traced: Callable[[Any], Graph]) -> str:

@@ -1,4 +1,4 @@
-"""The cluster of this machine, with measured host times."""
+"""The cluster of this machine with measured host times, and clusters with measured links."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hocket.hardware.cluster import Cluster
 def detect(processes: int = 1) -> Cluster:
     """Return the cluster of this machine; measure host times if PyTorch can use its GPUs.
 
-    The measurements are the dispatch of ops, copies between host and device, and updates on the
-    host. ``processes`` is the number of devices as which the CPU is described.
+    The dispatch of ops, copies between host and device, and updates on the host are measured.
+    ``processes`` is the number of devices that stand for the CPU in the cluster.
     """
     from hocket.hardware.detect import detect as detect_hardware
 

@@ -1,4 +1,9 @@
-"""Plan collectives over the links of a cluster, with their bounds and certificates."""
+"""Plan collectives over the links of a cluster, with their bounds and certificates.
+
+`CollectiveRequest` checks the names in a request and plans it; `collective_classes` compares plans
+with NCCL's rings for all device subsets of a machine; `predict_propagation` predicts the step time
+of data parallelism with a planned all-reduce.
+"""
 
 from __future__ import annotations
 
@@ -40,17 +45,20 @@ class CollectiveRequest:
     on: str | Path | Cluster
     collective: str
     gpus: str | None = None
-    """Devices in the order of the ranks, such as ``0-3`` or names; None for all."""
+    """Devices in the order of the ranks, such as ``0-3`` or names; None for all devices."""
     root: str | None = None
-    """Root of a broadcast or reduce; None for the best."""
+    """Root of a broadcast or reduce; None for the best one."""
     relay: bool = False
-    """True if devices outside of the job may forward."""
+    """True if devices that are not ranks may forward data."""
     links: str = "auto"
-    """``peer`` links between devices alone, ``all`` links, or ``auto``."""
+    """``peer`` for direct links between devices only, ``all`` for all links, or ``auto``."""
     size_bytes: int | None = None
 
     def plan(self, *, max_trees: int | None = None, with_blink: bool = False) -> CollectivePlan:
-        """Return the best schedule, its bound and the common schedules; the best is verified."""
+        """Return the best schedule with its bound, and common schedules for comparison.
+
+        The best schedule is verified to be legal on the cluster.
+        """
         kind, choice, cluster, ranks, root = self._resolved()
         found = plan_on_ranks(
             cluster, kind, ranks, root=root, size_bytes=self.size_bytes, relay=self.relay,
@@ -76,7 +84,7 @@ class CollectiveRequest:
         }
 
     def _resolved(self) -> tuple[Collective, LinkChoice, Cluster, tuple[str, ...], str | None]:
-        """Return checked values in place of the names of the request."""
+        """Resolve and check the names of the request: kind, links, cluster, ranks, root."""
         if self.collective not in COLLECTIVES:
             raise unknown_name("collective", self.collective, COLLECTIVES)
         if self.links not in LINK_CHOICES:
@@ -97,11 +105,11 @@ def plan_collective(on: str | Path | Cluster, collective: str, **request: Any) -
 def collective_classes(
     on: str | Path | Cluster, collective: str, *, size_bytes: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return one entry per class of connected sets of three devices or more of a machine.
+    """Return one entry per class of isomorphic connected sets of at least three devices.
 
-    Each entry compares the chosen schedule with the rings of NCCL (rings over PCIe where the peer
-    links of the set close no ring, as in Blink's evaluation) and with the better of rings and
-    chains, from which newer versions of NCCL choose.
+    Each entry compares the chosen schedule with the rings of NCCL, and with the better of rings and
+    chains, between which newer versions of NCCL choose. If the peer links of a set contain no ring,
+    rings over PCIe are used, as in Blink's evaluation.
     """
     from hocket.view.collective import as_dict
 

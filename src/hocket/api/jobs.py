@@ -1,4 +1,4 @@
-"""Plan a fleet job that names a model, for every device type that it may use."""
+"""Plan a fleet job that names a model, for every device type that the job may use."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from hocket.service.spec import JobSpec, on_gang
 
 
 def planned_job(spec: JobSpec, graph: Graph, device_types: Sequence[str], folder: Path) -> JobSpec:
-    """Return the job with a plan in ``folder`` for its gangs on each type, and the plan's speed.
+    """Write plans of a job for each gang size and device type; return the job with plans and
+    throughputs.
 
-    A device type that is a machine of unequal devices is planned as a gang of one. A gang for which
-    nothing fits is not allowed; raises `NoFeasiblePlanError` if no gang is left.
+    A device type that is a machine of unequal devices is planned as a gang of one. Gangs on which
+    the model does not fit are excluded; raises `NoFeasiblePlanError` if no gang remains.
     """
     gangs = sorted(set(spec.gangs or (spec.gang,)))
     servers = [find_servers(device_type, is_unequal_allowed=True) for device_type in device_types]
@@ -34,7 +35,8 @@ def planned_job(spec: JobSpec, graph: Graph, device_types: Sequence[str], folder
             continue
         name = on_gang(spec, planned.gang, planned.servers.name)
         folder.mkdir(parents=True, exist_ok=True)
-        # The operator chooses the names of device types: two may differ in unsafe characters only.
+        # Names of device types may differ only in characters that are replaced here, so a number
+        # makes file names unique.
         file = folder / f"{len(plans)}-{re.sub(r'[^A-Za-z0-9_-]', '_', name)}.json"
         write_plan(file, planned.comparison.problem, chosen.plan)
         speeds[name], plans[name] = 1 / chosen.step_s, str(file.resolve())

@@ -1,4 +1,8 @@
-"""``hocket.fit``: fit a training step into a memory budget on one device."""
+"""``hocket.fit``: fit a training step into a memory budget on one device.
+
+The file also finds the largest size (batch or sequence length) that fits, and writes plan and
+report files.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +56,7 @@ def fit(
     """Fit a training step into ``memory``, such as ``"8GiB"``, on a cluster of one device.
 
     By default the budget is the memory of the device without its headroom. ``host_bytes`` limits
-    the memory on the host; ``async_update`` is the option of `hocket.prepare`. Where nothing fits,
+    the memory on the host; ``async_update`` is the option of `hocket.prepare`. If no plan fits,
     ``chosen`` of the result is None and ``plan()`` raises `NoFeasiblePlanError`.
     """
     problem = make_problem(graph, on, profile=profile, calibration=calibration)
@@ -70,7 +74,7 @@ def fit_problem(
     host_bytes: float = float("inf"),
     async_update: bool = False,
 ) -> BudgetFit:
-    """Like `fit` for an existing problem, but without its warning."""
+    """Fit an existing problem like `fit`, without the warning about unusable memory."""
     budget_bytes = _budget_of(problem, memory_bytes)
     return keep_budget(
         problem, _on_one(problem), budget_bytes, host_bytes=host_bytes, async_update=async_update
@@ -111,7 +115,7 @@ def largest_that_fits(
     def missing_bytes(size: int) -> int:
         nonlocal best
         problem = make(size)
-        # A model that ignores the size would be captured forever.
+        # If a model ignored the size, the search for a size that does not fit would never end.
         if problem.graph.content_hash in seen:
             raise UsageError(
                 f"{problem.graph.name} is the same for each size", hint="choose another --max"
@@ -136,7 +140,7 @@ def save_fit(
     report: str | Path,
     graph_file: str | Path | None = None,
 ) -> None:
-    """Write the plan with its memory section and the report, both or none of them."""
+    """Write the plan and the report atomically: both files or none."""
     from hocket.view.budgeted import AMONG_MANY
     from hocket.view.fit_report import fit_report_html
 

@@ -1,4 +1,4 @@
-"""Parallel configs of a transformer's shape: make the problem, limit the search, write files."""
+"""Plan a transformer by its shape: make the problem, limit the search, write plan and report."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def make_training(
 ) -> Problem:
     """Return the problem of training a model on a cluster.
 
-    ``dtype`` is by default the first one of the program that all devices have.
+    ``dtype`` defaults to the first dtype of the program that all devices support.
     """
     cluster = find_cluster(on)
     program = program or find_software(DEFAULT_SOFTWARE)
@@ -78,7 +78,7 @@ def limited(problem: Problem, fixed: str) -> Problem:
 
 
 def save_winner(comparison: Comparison, plan: Plan, output: Path, report: Path) -> None:
-    """Write the plan of a comparison's winner and its HTML report, both or none of them."""
+    """Write the plan of a comparison's winner and its HTML report: both files or none."""
     if isinstance(comparison.problem.work, TransformerTraining):
         from hocket.view.parallel_report import parallel_report_html
 

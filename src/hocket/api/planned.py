@@ -77,7 +77,7 @@ class Planned:
 
     @property
     def step_s(self) -> float:
-        """Predicted time of one step; of one among many where gradients are sent by priority."""
+        """Predicted time of one step; with priority gradient sync, in a sequence of steps."""
         winner = self.comparison.winner
         known_s = None if winner is None else winner.step_s
         return self.timeline.makespan_s if known_s is None else known_s
@@ -106,9 +106,9 @@ class Planned:
     def run(self, options: RunOptions | None = None, **changes: Any) -> RunResult:
         """Run the plan for some steps, by default one: ``run(steps=3, backend="single")``.
 
-        A model that was given to `hocket.auto` starts from its own weights and is not changed.
-        Otherwise the model is built from its name: ``model`` (a model of the zoo or
-        ``package.module:function``), or the name given to `hocket.capture`.
+        A model that was passed to `hocket.auto` is copied with its weights, and does not change.
+        Otherwise the model is built by name: ``model`` (a model of the zoo or
+        ``package.module:function``), or the name that was passed to `hocket.capture`.
         """
         from hocket.base.extras import require
 
@@ -137,7 +137,7 @@ class Planned:
         trace: str | Path | None = None,
         graph_file: str | Path | None = None,
     ) -> None:
-        """Write the plan and, where named, the HTML report and the Perfetto trace: all or none.
+        """Write the plan, and optionally HTML report and Perfetto trace: all files or none.
 
         The plan contains the graph unless ``graph_file`` names the graph's own file.
         """
@@ -155,7 +155,7 @@ class Planned:
         write_together(files)
 
     def report_html(self, plan_file: str = "plan.json") -> str:
-        """Return the report, one HTML file whose commands name ``plan_file``."""
+        """Return the report as one HTML page, whose example commands name ``plan_file``."""
         from hocket.view.report import report_html
 
         return report_html(*self._expanded(), self.timeline, self.comparison, plan_file=plan_file)
@@ -172,7 +172,7 @@ class Planned:
         return plan_html(*self._expanded(), self.timeline)
 
     def _expanded(self) -> tuple[Problem, Plan]:
-        """Return the ops that the timeline is about, and where they run."""
+        """Return the rewritten problem and plan, whose ops are those of the timeline."""
         from hocket.simulate.rewriting.step import rewritten_step
         from hocket.view.plan_view import pictured
 
@@ -192,10 +192,11 @@ def auto(
 ) -> Planned:
     """Capture a model's training step and find the best plan for it on a cluster.
 
-    ``loss``, ``forward`` and ``optimizer`` are as `hocket.capture` takes them; ``batch`` is the
-    global batch of a step. The best plan may need a process per device (`hocket launch`); see
+    ``loss``, ``forward`` and ``optimizer`` are those of `hocket.capture`; ``batch`` is the global
+    batch of a step. The best plan may need a process per device (`hocket launch`); see
     `PlanOptions` for the other options. With ``check``, a small copy of the model is trained to
-    check that a split batch gives the gradients of the full batch; otherwise it is not split.
+    check that a split batch gives the gradients of the full batch. If they differ, no plan splits
+    the batch.
     """
     from hocket.capture.given import first_batch, supervised, unwrapped
     from hocket.capture.sizes import capture_sizes, trying_samples
@@ -237,7 +238,7 @@ def plan_graph(
 
 
 def problem_objective(objective: str) -> Objective:
-    """Return what the planners minimise: the load of the busiest device, or the step."""
+    """Return the planners' objective: the load of the busiest device, or the step time."""
     return "throughput" if objective == "throughput" else "latency"
 
 
@@ -251,7 +252,7 @@ def best_of(comparison: Comparison, *, is_limited: bool = False) -> Planned:
     winner = comparison.required_winner(is_limited=is_limited)
     assert winner.plan is not None
     assert winner.timeline is not None
-    # A plan file does not hold the other candidates, and `hocket explain` shows their steps.
+    # A plan file does not contain the other candidates; `hocket explain` shows these notes.
     notes = {"why": comparison.why, "alternatives": alternatives_text(comparison)}
     known = {**winner.plan.notes, **{key: text for key, text in notes.items() if text}}
     return Planned(comparison, replace(winner.plan, notes=known), winner.timeline)
@@ -260,8 +261,8 @@ def best_of(comparison: Comparison, *, is_limited: bool = False) -> Planned:
 def planned_again(saved: Planned | SavedPlan, profile: Profile) -> Planned:
     """Return the best plan for a plan's problem with the op times of ``profile``.
 
-    A plan that splits the batch was timed at the size of a microbatch, so its times are fitted for
-    all sizes. Raises `UsageError` for a plan of a transformer's shape.
+    If the plan splits the batch, the profile has the op times of a microbatch, so efficiencies are
+    fitted that hold for all sizes. Raises `UsageError` for a plan of a transformer shape.
     """
     require_single_ops(saved)
     problem = saved.problem
@@ -282,7 +283,7 @@ def planned_again(saved: Planned | SavedPlan, profile: Profile) -> Planned:
 
 
 def require_single_ops(saved: Planned | SavedPlan) -> None:
-    """Refuse a plan that was not made from the times of single ops."""
+    """Refuse a plan of a transformer shape, which has no times of single ops."""
     if is_transformer_plan(saved.plan):
         raise UsageError(
             "the plan is for a transformer's shape, which has no times of single ops",

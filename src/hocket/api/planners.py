@@ -1,4 +1,4 @@
-"""Compare candidates for a problem, and for the problem on changed clusters."""
+"""Compare candidate plans for a problem, and for the same problem on changed clusters."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def compare_candidates(
 ) -> Comparison:
     """Compare the named planners or, without names, all strategies.
 
-    A graph whose batch cannot be split is only placed. ``num_degrees`` adds rows for as many
-    combinations of parallel degrees.
+    If the batch of the graph cannot be split, only op placements are compared. ``num_degrees`` is
+    the number of additional candidates with stated parallel degrees.
     """
     if isinstance(problem.work, TransformerTraining) and not planners:
         from hocket.planners.parallel.transformer_search import compare_configs
@@ -49,9 +49,12 @@ def compare_changes(
     must: Constraints = NO_CONSTRAINTS,
     planners: Sequence[str] = (),
 ) -> list[ChangedCluster]:
-    """Plan for changed clusters, and for the best that the money per hour buys; sort by goal."""
+    """Plan for changed clusters, and for the best clusters within a price; sort by goal.
 
-    # The planners are those of the unchanged cluster, so that only the clusters differ.
+    ``dollars_per_hour`` is the price limit; None leaves the priced clusters out.
+    """
+
+    # All clusters use the same planners, so that only the clusters differ.
     def compared(changed: Problem) -> Comparison:
         return compare_candidates(changed, planners, goal, must)
 

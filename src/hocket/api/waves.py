@@ -1,4 +1,7 @@
-"""``hocket.waves``: predict the gain of two concurrent waves of a training step (Wavelet)."""
+"""``hocket.waves``: predict the gain of two concurrent waves of a training step (Wavelet).
+
+A wave is a microbatch; two streams of one device run two waves at the same time.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ from hocket.planners.waves.wave_search import WaveFit, fit_waves
 
 @dataclass(frozen=True, eq=False)
 class WaveForecast:
-    """Gain of waves where the host issues every op, and where graphs are replayed."""
+    """Predicted gain of waves in both launch modes: eager ops and CUDA graph replay."""
 
     by_launches: dict[Launches, WaveFit]
     launches: Launches
-    """Launch mode of the planned ops."""
+    """Launch mode of the plan."""
 
     @property
     def fit(self) -> WaveFit:
@@ -44,11 +47,11 @@ class WaveForecast:
 
     @property
     def gain(self) -> float | None:
-        """Samples per second over the best candidate without waves; None if one does not fit."""
+        """Throughput relative to the best candidate without waves; None if either does not fit."""
         return self.fit.gain
 
     def plan(self) -> Plan:
-        """Return the plan of the two waves; raises `NoFeasiblePlanError` where none fit."""
+        """Return the plan of the two waves; raises `NoFeasiblePlanError` if no waves fit."""
         return self.fit.plan()
 
     @property

@@ -1,8 +1,8 @@
-"""Plans of collectives that all ranks use: the first rank plans, the others read its plan.
+"""Plans of collectives that all ranks use: rank 0 plans, the other ranks read its plan.
 
-Plans are exchanged through the store at which the ranks rendezvous. If every rank planned for
-itself, work would be repeated and ranks could disagree, for example because of another solver
-version.
+Plans are exchanged through the store at which the ranks rendezvous, and cached by collective, root
+and message size. If every rank planned separately, the work would be repeated, and plans could
+differ, for example because of another solver version.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hocket.planners.communication.collective import plan_collective
 
 
 class AgreedPlan(NamedTuple):
-    """The trees of a collective, and their rate on the links."""
+    """The trees of a collective, and their total rate on the links in bytes per second."""
 
     section: Communication
     rate_bps: float

@@ -1,15 +1,16 @@
 """The gradient reducer of data parallelism: buckets that are summed while the backward pass runs.
 
 As in DistributedDataParallel, gradients are copied into flat buckets when they are final on this
-rank, and a bucket is summed asynchronously as soon as it is full. Whoever computes gradients feeds
-it: autograd by post-accumulate hooks (`watch_autograd`), a traced step at the op that makes each
-gradient (`take`). Buckets are filled in the order of readiness that the first rank saw in the first
-step, and every rank issues them in that order, so ranks that skip a parameter issue the same
-collectives as the others. Losses are weighted before, so gradients are summed and not averaged.
+rank, and a bucket is summed asynchronously as soon as it is full. Gradients come from autograd by
+post-accumulate hooks (`watch_autograd`), or from a traced step right after the op that computes
+them (`take`). Buckets contain parameters in the order in which their gradients became ready on the
+first rank in the first step. Every rank issues buckets in that order, so a rank that skips a
+parameter issues the same collectives as the others. Losses are weighted beforehand, so gradients
+are summed and not averaged.
 
-A gradient becomes a view of its bucket, so one copy of all gradients is held. A bucket ends with a
-flag per parameter, whose sums tell which parameters no rank has used: their gradient stays None.
-O(parameters) per step.
+A gradient becomes a view of its bucket, so there is only one copy of all gradients. A bucket ends
+with one flag per parameter; a flag whose sum is zero marks a parameter that no rank has used, and
+whose gradient stays None. O(parameters) per step.
 """
 
 from __future__ import annotations
@@ -36,13 +37,16 @@ class _Bucket:
 
     group: int
     root: int | None
-    """The only global rank that gets the sums (ZeRO 1 and 2); None if all ranks do."""
+    """Global rank to which the bucket is reduced (ZeRO 1 and 2); None for an all-reduce."""
     parameters: list[nn.Parameter]
     flat: torch.Tensor
     views: list[torch.Tensor]
     flags: torch.Tensor
     is_late: bool
-    """True if no gradient came in the step that fixed the order; then sent only if one comes."""
+    """True if the parameters had no gradient in the step that fixed the order.
+
+    A late bucket is summed only in steps in which some rank has a gradient for it.
+    """
     taken: set[int] = field(default_factory=set)
     """Positions of the parameters whose gradients are in the bucket."""
     unused: set[int] = field(default_factory=set)
@@ -68,9 +72,9 @@ class GradientReducer:
     ) -> None:
         """All ranks of a group must construct it together, with the same parameters.
 
-        ``root_of`` returns the only global rank that needs the sum of a gradient, or None if all
-        do. Gradients are summed in their own ``dtype`` and on their own ``device`` unless others
-        are given. Without ``overlaps`` all collectives are issued by `finish`.
+        ``root_of`` returns the global rank to which a gradient is reduced, or None for an
+        all-reduce. ``dtype`` and ``device`` of the sums default to those of each gradient. Without
+        ``overlaps`` all collectives are issued by `finish`.
         """
         self._partners, self._root_of = tuple(partners), root_of
         self._dtype, self._device, self.overlaps = dtype, device, overlaps
@@ -82,7 +86,7 @@ class GradientReducer:
         self._place: dict[nn.Parameter, tuple[_Bucket, int]] = {}
         self._trained: tuple[bool, ...] = ()
         self._order: list[nn.Parameter] = []
-        """Parameters in the order in which their gradients came in this step."""
+        """Parameters in the order in which their gradients became final in this step."""
         self._is_settled = False
         """True once the buckets are in the order of an observed backward pass."""
         self._hooks: list[Any] = []
@@ -108,7 +112,7 @@ class GradientReducer:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients only on this rank inside, like `DistributedDataParallel.no_sync`."""
+        """Disable sums inside the context, like `DistributedDataParallel.no_sync`."""
         before, self.is_enabled = self.is_enabled, False
         try:
             yield
@@ -117,8 +121,7 @@ class GradientReducer:
 
     @torch.no_grad()
     def take(self, parameter: nn.Parameter, addend: torch.Tensor | None = None) -> torch.Tensor:
-        """Copy a gradient that is final on this rank into its bucket, and return it as a view of
-        that.
+        """Copy a gradient that is final on this rank into its bucket, and return its view there.
 
         The gradient is ``parameter.grad``, to which ``addend`` is added first.
         """
@@ -158,8 +161,8 @@ class GradientReducer:
         """Take gradients as autograd accumulates them."""
         for _, owned in self._partners:
             for parameter in owned:
-                # A frozen parameter takes no hook; those that are trained later are summed by
-                # `finish`.
+                # Autograd refuses hooks of frozen parameters. If such a parameter is trained later,
+                # `finish` sums its gradient.
                 if parameter.requires_grad:
                     hooked: Any = parameter
                     self._hooks.append(hooked.register_post_accumulate_grad_hook(self._hooked))
@@ -207,7 +210,7 @@ class GradientReducer:
             if not bucket.is_full or (bucket.is_late and not with_late):
                 return
             self._issued[group] += 1
-            # Filled here and not one by one, since each write is a kernel on a GPU.
+            # All flags at once, because each write to a GPU tensor is a kernel launch.
             bucket.flags.fill_(1.0)
             for position in bucket.unused:
                 bucket.flags[position] = 0.0
@@ -225,6 +228,7 @@ class GradientReducer:
         if not late:
             return False
         came = any(len(bucket.unused) < len(bucket.parameters) for bucket in late)
+        # Ranks must agree before any of them issues late buckets: collectives have to match.
         flag = torch.full((1,), float(came), device=late[0].flat.device)
         dist.all_reduce(flag, group=self._partners[group][0])
         found = bool(flag.item())
@@ -242,7 +246,7 @@ class GradientReducer:
             for parameter in bucket.parameters:
                 parameter.grad = None
             return
-        # Only here, so that a GPU is not waited for where this rank has all gradients.
+        # `tolist` waits for the GPU, so flags are read only if a gradient is missing here.
         came = bucket.flags.tolist() if bucket.unused else ()
         for position, (parameter, view) in enumerate(
             zip(bucket.parameters, bucket.views, strict=True)
@@ -250,11 +254,12 @@ class GradientReducer:
             if position in bucket.unused and not came[position]:
                 parameter.grad = None
             else:
-                # The view itself where it has the device and type of its parameter.
+                # `to` returns the view itself if device and dtype are the parameter's.
                 parameter.grad = view.to(parameter.device, parameter.dtype)
 
     def _reordered(self, group: int) -> list[_Bucket]:
-        """Return the buckets of a group in the order in which its first rank got gradients."""
+        """Return the buckets of a group in the order in which gradients became ready on its first
+        rank."""
         process_group, owned = self._partners[group]
         number = {parameter: at for at, parameter in enumerate(owned)}
         came = [number[p] for p in self._order if p in number]
@@ -264,7 +269,7 @@ class GradientReducer:
         first = [owned[at] for at in order.tolist() if at >= 0]
         seen = set(first)
         late = [p for p in reversed(owned) if p.requires_grad and p not in seen]
-        # Where nothing overlaps no order came, and none counts.
+        # Without overlap no order was recorded, and the order does not matter.
         return self._make_buckets(group, *((first, late) if first else (late, [])))
 
     def _make_buckets(
@@ -302,7 +307,7 @@ def _bucket(
     views, start = [], 0
     for parameter in parameters:
         part = flat[start : start + parameter.numel()]
-        # Optimizers are quick where a gradient has the strides of its parameter.
+        # Optimizers use their fast kernels only if gradient and parameter have equal strides.
         is_dense = torch.ops.aten.is_non_overlapping_and_dense(parameter)
         views.append(
             part.as_strided(parameter.shape, parameter.stride())

@@ -1,10 +1,10 @@
 """Measure bandwidth and latency between all ranks: each pair alone, then all at once.
 
-Pairs are scheduled as in a tournament (the circle method), so that every rank has one partner at a
-time and meets all partners within ranks - 1 rounds. All rounds are equally long time slices,
-counted from a barrier at the store. The first part of a slice is not measured, because token
-buckets of traffic shapers and TCP windows fill then. Takes at most two seconds for any number of
-ranks.
+Pairs are scheduled as in a tournament (the circle method): every rank has one partner at a time,
+and all partners within ranks - 1 rounds. All rounds are time slices of equal length, counted from a
+barrier at the store. The first part of a slice is not measured, because it is distorted by token
+buckets of traffic shapers and growing TCP windows. A probe takes at most two seconds for any number
+of ranks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PINGS = 3
 _TRIES = 3
 _START_S = 60.0
 _SLOW_ANSWER_S = 1e-3
-"""Latency that is assumed if no answer came in time."""
+"""Latency in seconds that is assumed if no answer arrives in time."""
 _DATA = bytes(1 << 18)
 
 
@@ -41,7 +41,8 @@ def probe(store: Any, rank: int, num_ranks: int, key: str, *, patience_s: float 
     """Measure the rates between all ranks; all must call this together."""
     for number in range(_TRIES):
         found = _probe_once(store, rank, num_ranks, f"{key}/probe/{number}", patience_s)
-        # On a busy machine a rank may come to its turn when the others' are over: all see that.
+        # On a busy machine a rank may start its slice too late. All ranks have the same result, so
+        # all repeat the probe together.
         if found.is_connected:
             break
     return found
@@ -57,7 +58,7 @@ def probe_launched() -> tuple[int, Cluster]:
     rendezvous: Any = dist.rendezvous  # type: ignore[attr-defined]
     try:
         store, rank, num_ranks = next(rendezvous("env://", timeout=timedelta(seconds=_START_S)))
-    # Of a missing or wrong address, and of one where nobody is.
+    # The address is missing or malformed, or no store listens there.
     except (ValueError, RuntimeError) as error:
         raise RunError(
             f"the ranks do not meet: {str(error).partition(chr(10))[0]}",
@@ -66,7 +67,7 @@ def probe_launched() -> tuple[int, Cluster]:
     if num_ranks < 2:
         raise UsageError("links need two ranks or more", hint="raise --nproc-per-node or --nnodes")
     cluster = cluster_of(probe(store, rank, num_ranks, "hocket probe", patience_s=_START_S))
-    # The first rank may hold the store: it leaves last.
+    # Rank 0 may host the store, so it leaves last.
     store.set(f"hocket probe/left/{rank}", "1")
     if rank == 0:
         store.wait([f"hocket probe/left/{other}" for other in range(num_ranks)])
@@ -84,7 +85,7 @@ def _probe_once(store: Any, rank: int, num_ranks: int, key: str, patience_s: flo
         close_all(sockets)
     store.set(f"{key}/found/{rank}", json.dumps(measured))
     found = [json.loads(store.get(f"{key}/found/{n}")) for n in range(num_ranks)]
-    # What a rank received came from the others: rows are receivers, the cluster wants senders.
+    # Each rank reports its receive rates. `Rates` has senders as rows, hence the transposition.
     columns = [np.array([part[index] for part in found]).T for index in range(2)]
     latency_s = np.array([part[2] for part in found])
     return Rates(columns[0], columns[1], np.minimum(latency_s, latency_s.T))
@@ -115,7 +116,7 @@ def _measure(
 
 
 def _rounds(count: int) -> list[dict[int, int]]:
-    """Return each rank's partner per round (circle method); with an odd count, one rank rests."""
+    """Return each rank's partner per round (circle method); with an odd count, one rank idles."""
     seats = [*range(count), *([-1] if count % 2 else [])]
     rounds = []
     for _ in range(len(seats) - 1):
@@ -127,8 +128,7 @@ def _rounds(count: int) -> list[dict[int, int]]:
 
 
 def _ping(made: socket.socket, *, is_first: bool, until_s: float) -> float:
-    """Return half the shortest round-trip time of one byte; only the first rank's result is
-    used."""
+    """Return half of the shortest round-trip time of one byte, measured by the first rank."""
     best_s = _SLOW_ANSWER_S
     for _ in range(_PINGS):
         start_s = time.monotonic()
@@ -139,7 +139,7 @@ def _ping(made: socket.socket, *, is_first: bool, until_s: float) -> float:
         if not is_first:
             made.send(b"!")
         best_s = min(best_s, (time.monotonic() - start_s) / 2)
-    # The one that answers waits for the question, too: the other's time is the one that counts.
+    # The answering rank also waits for the question, so only the asking rank's time is valid.
     return best_s if is_first else _SLOW_ANSWER_S
 
 

@@ -1,7 +1,7 @@
 """TCP connections between all pairs of ranks, which exchange their addresses through a store.
 
-Every rank listens. Of each pair the rank with the higher number connects, and authenticates with a
-secret that the store holds. A pair that does not connect in time has no link.
+Every rank listens. The higher rank of each pair connects to the lower one, and authenticates with a
+secret from the store. If a pair does not connect in time, it has no link.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SECRET_BYTES = 16
 _SIOCGIFADDR = 0x8915
 _UNSENT_BYTES = 1 << 16
 AHEAD_S = 0.003
-"""Seconds of sending buffered in the kernel; measured: buffering much more makes trees slower."""
+"""Send buffer of the kernel, in seconds of sending; much larger buffers made trees slower."""
 _MIN_AHEAD_BYTES, _MAX_AHEAD_BYTES = 1 << 15, 1 << 19
 """Limits of the kernel's send buffer; for links that need more, the kernel chooses its size."""
 _TCP_NOTSENT_LOWAT = 25
@@ -34,11 +34,11 @@ def connect_all(
     store: Any, rank: int, num_ranks: int, key: str, *, patience_s: float,
     without: Collection[int] = (), ahead_bytes: float = inf,
 ) -> list[socket.socket | None]:  # fmt: skip
-    """Return a non-blocking socket per rank; None for this rank and those that cannot be reached.
+    """Return a non-blocking socket per rank; None for this rank and unreachable ones.
 
-    Ranks in ``without`` have no link to this one and are not waited for. At most ``ahead_bytes``
-    are buffered in the kernel at once: more would fill the queues of slow links, where urgent data
-    waits behind the rest.
+    Ranks in ``without`` have no link to this rank and are skipped. At most ``ahead_bytes`` are
+    buffered in the kernel: more would fill the queues of slow links, in which urgent data waits
+    behind other data.
     """
     address = own_address()
     family = _family(address)
@@ -58,7 +58,7 @@ def connect_all(
         if each is not None:
             each.setblocking(False)
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # What waits in the system can no longer be overtaken by what is more urgent.
+            # Data in the kernel's buffer cannot be overtaken by more urgent data.
             each.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
             if ahead_bytes < _MAX_AHEAD_BYTES:
                 ahead = max(int(ahead_bytes), _MIN_AHEAD_BYTES)
@@ -67,7 +67,7 @@ def connect_all(
 
 
 class _PeerConnector:
-    """Connects and accepts concurrently: a rank that waits for a lost peer must still accept
+    """Connects and accepts concurrently, so that a rank that waits for a lost peer still accepts
     others."""
 
     def __init__(
@@ -82,7 +82,7 @@ class _PeerConnector:
         self._selector.register(server, selectors.EVENT_READ)
 
     def connect(self, peer: int, address: str, port: int) -> None:
-        """Begin to connect to a peer; `wait` sees when that is done."""
+        """Begin to connect to a peer; `wait` completes the connection."""
         made = socket.socket(_family(address), socket.SOCK_STREAM)
         made.setblocking(False)
         made.connect_ex((address, port))
@@ -128,6 +128,7 @@ class _PeerConnector:
         said = made.recv(len(self._secret) + 4)
         if len(said) != len(self._secret) + 4:
             return -1
+        # Constant time: a comparison that stops at the first difference leaks the secret.
         is_known = secrets.compare_digest(said[:-4], self._secret)
         return int(struct.unpack("<i", said[-4:])[0]) if is_known else -1
 
@@ -157,6 +158,7 @@ def own_address() -> str:
         host = meeting or socket.gethostname()
         family, _, _, _, where = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            # Connecting a UDP socket sends nothing; it only selects the interface of the route.
             probe.connect(where)
             return str(probe.getsockname()[0])
     return "127.0.0.1"

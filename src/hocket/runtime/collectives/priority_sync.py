@@ -1,14 +1,14 @@
 """Send gradients in the order in which the next forward pass needs them (P3, MLSys 2019).
 
-A hook takes each gradient as soon as the backward pass has made it and passes its slices to the
-executor, which sends the most urgent first. In the next forward pass each layer waits only for its
-own sums and then updates its own parameters, so the end of a step is no barrier. Every sum is made
-in a fixed order and every parameter is updated once per step by the same rule, so results are those
-of synchronous training. If communication is short compared with compute, this gains nothing: then
-all sums are waited for when the optimizer steps, as in DistributedDataParallel.
+A hook gets each gradient as soon as it is computed and passes slices of it to the executor, which
+sends the most urgent slice first. In the next forward pass each layer waits only for its own
+gradient sums and then updates its parameters, so the end of a step is not a barrier. The order of
+every sum is fixed and every parameter is updated once per step, so results are those of synchronous
+training. If communication is short compared with compute, crossing the end of a step gains nothing;
+then the optimizer step waits for all sums, as in DistributedDataParallel.
 
-Gradients on a GPU are copied to pinned memory on a separate stream, because NCCL cannot let an
-urgent slice overtake others. They are summed in their own dtype, or in float32 on request.
+Gradients on a GPU are copied to pinned memory on a separate stream (`GpuStaging`), because in NCCL
+an urgent slice cannot overtake others. They are summed in their own dtype, or in ``dtype``.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from hocket.runtime.collectives.rank_tables import tables_of_chunks
 from hocket.runtime.collectives.tree_executor import TreeRun
 from hocket.runtime.collectives.tree_thread import TreeThread
 
-# Gradients of a GPU copied to pinned memory beside the backward pass.
+# Gradients of a GPU are copied to pinned memory during the backward pass.
 #
-# A stream of its own copies; a thread waits for each copy and calls back when it is on the host.
-# Copies end in the order in which they were launched.
+# A separate stream copies; a thread waits for each copy and then runs its callback. Copies end in
+# the order in which they were launched, so one queue suffices.
 
 
 class GpuStaging:
@@ -55,13 +55,12 @@ class GpuStaging:
     def fetch(
         self, into: torch.Tensor, gradient: torch.Tensor | None, on_host: Callable[[], None]
     ) -> None:
-        """Copy a gradient (zeros if None) into pinned memory, and call ``on_host`` when it is
-        there."""
+        """Copy a gradient (zeros if None) into pinned memory, and call ``on_host`` afterwards."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             source = torch.zeros_like(into, device=self._device) if gradient is None else gradient
             into.copy_(source.reshape(-1).to(into.dtype), non_blocking=True)
-            # Its memory is not given away before the copy has read it.
+            # The allocator must not reuse the gradient's memory before the copy has read it.
             source.record_stream(self._stream)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record()
@@ -79,9 +78,9 @@ class GpuStaging:
             on_host()
 
 
-# Slices: P3 cuts gradients so that one that is needed soon overtakes a large one that came before.
-# Each slice goes over one tree, always the one that is furthest behind its share; the roots of the
-# trees take the place of P3's sharded servers. O(slices · trees).
+# Slices: P3 cuts gradients into slices, so that an urgent gradient can overtake a large one that
+# was computed earlier. Each slice is sent over the tree that is furthest behind its share of the
+# bytes. The roots of the trees replace P3's sharded servers. O(slices · trees).
 
 SLICE_BYTES = 160_000
 """Bytes of a slice: 40,000 float32 values, as in P3."""
@@ -113,24 +112,24 @@ def slices(
 
 _ADDED = (torch.float32, torch.float64, torch.bfloat16)
 WORTHWHILE = 0.2
-"""Below this ratio of communication to compute time, the backward pass hides communication
-anyway."""
+"""Minimum ratio of communication to compute time at which sums may cross the end of a step; below
+it the backward pass hides communication."""
 MEASURED_STEPS = 3
-"""Steps after the first from which that ratio is taken."""
+"""Number of steps, after the first one, over which this ratio is measured."""
 
 
 @dataclass(eq=False)
 class GradientLayer:
-    """Parameters whose first use in a forward pass is in one module."""
+    """Parameters whose first use in a forward pass is in the same module."""
 
     parameters: list[torch.nn.Parameter] = field(default_factory=list)
     first: int = 0
     stop: int = 0
-    """End (exclusive) of its range of chunks."""
+    """End (exclusive) of the layer's range of chunks."""
 
     @property
     def num_elements(self) -> int:
-        """Number of elements of its gradients."""
+        """Number of elements of the layer's gradients."""
         return sum(p.numel() for p in self.parameters)
 
 
@@ -142,10 +141,10 @@ class Propagation:
         crosses: bool | None, slice_bytes: int = SLICE_BYTES, is_backward_order: bool = False,
         dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
-        """``crosses``: whether sums may finish after the end of a step; None decides after a few
-        steps.
+        """With ``crosses`` sums may finish after the end of a step; None decides after a few steps.
 
-        Gradients are summed in ``dtype``, by default in their own if the executor can sum it.
+        Gradients are summed in ``dtype``. By default that is their own dtype if the executor
+        supports it, else float32.
         """
         self.model, self.optimizer, self._exchange = model, optimizer, exchange
         self._slice_bytes, self._is_backward = slice_bytes, is_backward_order
@@ -217,6 +216,7 @@ class Propagation:
         for parameter in self._place.keys() - self._taken:
             self._submit_gradient(parameter)
         self._taken = set()
+        # Settings of this step: a scheduler may change them before a layer is updated.
         self._options = [
             {key: value for key, value in group.items() if key != "params"}
             for group in self.optimizer.param_groups
@@ -224,7 +224,7 @@ class Propagation:
         self._due = set(range(len(self._layers)))
         if not self.crosses:
             if self.crosses is None and self._staging is not None:
-                torch.cuda.synchronize()  # else what the GPU still computes counts as waiting
+                torch.cuda.synchronize()  # else the GPU's remaining compute counts as waiting
             began_s = time.monotonic()
             self._sums_as_gradients(range(len(self._layers)))
             self._waited_s += time.monotonic() - began_s
@@ -241,7 +241,7 @@ class Propagation:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients only on this rank inside, like `DistributedDataParallel.no_sync`."""
+        """Disable sums inside the context, like `DistributedDataParallel.no_sync`."""
         before, self.is_syncing = self.is_syncing, False
         try:
             yield
@@ -249,15 +249,15 @@ class Propagation:
             self.is_syncing = before
 
     def finish(self) -> None:
-        """Wait until every parameter is up to date; call it before evaluating or saving by other
-        means."""
+        """Wait for all sums and apply them; call this before reading parameters, for example to
+        evaluate or save."""
         if self._due:
             self._update(sorted(self._due))
 
     # ── the pieces ──
 
     def _plan_layers(self) -> None:
-        """Order layers by the first forward pass, slice them, and pass on the first gradients."""
+        """Order layers by the first forward pass, and cut their gradients into slices."""
         self._layers, self._layer_of = _layers(self.model, self._called)
         if self._is_backward:
             self._layers = self._layers[::-1]
@@ -283,7 +283,8 @@ class Propagation:
                 last = int(np.searchsorted(starts, at + size, side="left"))
                 self._place[parameter] = (at // item_bytes, first, last)
                 at += size
-        # The two buffers take turns: sums of a step are read while the next one's gradients come.
+        # Two buffers alternate: the sums of a step are read while gradients of the next step are
+        # written.
         self._buffers = [
             torch.zeros(at // item_bytes, dtype=self._dtype, pin_memory=self._staging is not None)
             for _ in range(2)
@@ -303,7 +304,7 @@ class Propagation:
         self._run = self._exchange.begin(self._tables, bits.numpy())
 
     def _submit_gradient(self, parameter: torch.nn.Parameter) -> None:
-        """Copy a gradient into the buffer; chunks that it completes may then be sent."""
+        """Copy a gradient into the buffer, and release the chunks that it completes for sending."""
         assert self._run is not None
         at, first, last = self._place[parameter]
         into = self._buffers[0][at : at + parameter.numel()]
@@ -321,7 +322,7 @@ class Propagation:
             self._staging.fetch(into, gradient, ready)
 
     def _update(self, indices: Sequence[int]) -> None:
-        """Wait for the sums of some layers and step the optimizer for them alone."""
+        """Wait for the sums of some layers, and step the optimizer for these layers only."""
         groups, self._is_stepping = self.optimizer.param_groups, True
         try:
             self._sums_as_gradients(indices)
@@ -338,7 +339,7 @@ class Propagation:
         self._due.difference_update(indices)
 
     def _sums_as_gradients(self, indices: Sequence[int]) -> None:
-        # While a step's sums are in flight they are those of the buffer before.
+        # In the forward pass the buffers have been swapped: the sums are in the previous one.
         is_last = bool(self._due) and self.crosses and self._last is not None
         run = self._last if is_last else self._run
         buffer = self._buffers[1 if is_last else 0]
@@ -374,7 +375,7 @@ class Propagation:
 
 
 def _count_down(run: TreeRun, missing: LongArray, first: int, last: int) -> None:
-    """Pass chunks to the executor whose last missing part has just arrived."""
+    """Pass those chunks to the executor whose last missing gradient has just arrived."""
     missing[first:last] -= 1
     for chunk in range(first, last):
         if missing[chunk] == 0:
@@ -382,7 +383,7 @@ def _count_down(run: TreeRun, missing: LongArray, first: int, last: int) -> None
 
 
 def _wire_dtype(trained: Sequence[torch.nn.Parameter]) -> torch.dtype:
-    """The gradients' common dtype if the executor can sum it, else float32."""
+    """Return the gradients' common dtype if the executor can sum it, else float32."""
     found = {parameter.dtype for parameter in trained}
     return found.pop() if len(found) == 1 and found <= set(_ADDED) else torch.float32
 
@@ -401,10 +402,10 @@ def _staging_of(trained: Sequence[torch.nn.Parameter]) -> GpuStaging | None:
 def _layers(
     model: torch.nn.Module, called: Sequence[torch.nn.Module]
 ) -> tuple[list[GradientLayer], dict[torch.nn.Module, list[int]]]:
-    """Return parameters by the module that is called first, and the layers each module waits for.
+    """Return the layers, and for each module the indices of the layers that it must wait for.
 
-    If a module is never called itself (its parent uses its parameters), its nearest ancestor that
-    is called waits for them.
+    A layer holds the parameters whose first user is the same module. If a module is never called
+    itself (its parent uses its parameters), its nearest called ancestor counts as the user.
     """
     above = {child: module for module in model.modules() for child in module.children()}
     rank = {module: number for number, module in enumerate(called)}
@@ -432,7 +433,7 @@ def _layers(
 
 
 _number = count()
-"""Numbers the stores at which ranks rendezvous, equally on every rank."""
+"""Counter for prefixes of the store; ranks call `wrap` in the same order, so numbers match."""
 
 
 def wrap(
@@ -445,9 +446,9 @@ def wrap(
 ) -> Propagation:
     """Send the gradients of a model by priority, between all ranks of the default group.
 
-    ``crosses``: True lets each layer of the next forward pass wait only for its own sums, False
-    waits for all sums at the optimizer step, None chooses the faster in the first steps. All ranks
-    start from the parameters of the first. Gradients are summed in their own dtype, or in
+    With ``crosses`` True, each layer of the next forward pass waits only for its own sums; with
+    False, the optimizer step waits for all sums; None chooses the faster one in the first steps.
+    All ranks start from the parameters of rank 0. Gradients are summed in their own dtype, or in
     ``dtype``; gradients on a GPU are staged in host memory. To accumulate several backward passes
     into one update, run all but the last inside ``no_sync()`` of the returned object.
     """

@@ -1,9 +1,9 @@
 """A process group of torch.distributed whose collectives run over planned trees.
 
 `all_reduce`, `broadcast`, `all_gather`, `reduce_scatter` and their single-tensor variants run over
-the trees that were planned for the cluster's links, in the order of the calls, and each returns a
-future; so DistributedDataParallel and FSDP run on it unchanged. Gloo runs everything that is not
-planned: other operations and dtypes, sparse tensors, point to point, gather, scatter, all-to-all,
+the trees that were planned for the cluster's links, in the order of the calls. Each returns a
+future, so DistributedDataParallel and FSDP run on this backend unchanged. Gloo runs everything
+else: other operations and dtypes, sparse tensors, point to point, gather, scatter, all-to-all,
 barriers. GPU tensors use NCCL.
 """
 
@@ -32,25 +32,25 @@ _HALVES = (torch.float16, torch.bfloat16)
 """Dtypes that are summed in float32 and rounded once."""
 _ADDED = (*(getattr(torch, name) for name in ADDABLE), *_HALVES)
 _ProcessGroup: Any = dist.ProcessGroup
-"""Typed as Any, since torch's type stubs declare only one overload of each method."""
+"""Typed as Any, because torch's type stubs declare only one overload of each method."""
 _Work: Any = dist.Work
 _c10d: Any = torch._C._distributed_c10d
 FindCluster = Callable[[str], Cluster]
 
 
 class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
-    """Collectives over packed trees; everything else by gloo or NCCL."""
+    """Process group with collectives over planned trees; gloo or NCCL run everything else."""
 
     def __init__(
         self, store: Any, rank: int, size: int, timeout: timedelta,
         cluster: Callable[[], Cluster | None],
     ) -> None:  # fmt: skip
-        """``cluster`` returns the known links, if any; its first devices are the ranks."""
+        """``cluster`` returns the known links, or None; its first devices are the ranks."""
         super().__init__(rank, size)
         self._inner: dict[str, Any] = {
             "cpu": dist.ProcessGroupGloo(_c10d.PrefixStore("gloo", store), rank, size, timeout)
         }
-        # What this class does not define the base class hands to the backend of the device.
+        # The base class passes methods that this class does not define to the device's backend.
         types = dist.ProcessGroup.BackendType
         self._register_backend(torch.device("cpu"), types.GLOO, self._inner["cpu"])
         if torch.cuda.is_available() and dist.is_nccl_available():
@@ -129,7 +129,7 @@ class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
 
         return self._put("reducescatter", 0, [output], lambda: self._addends(tensor), give)
 
-    # Newer names of the same.
+    # Newer PyTorch names of these methods.
     all_gather_single = _allgather_base
     reduce_scatter_single = _reduce_scatter_base
 
@@ -142,7 +142,7 @@ class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
         return every
 
     def _addends(self, tensor: Any) -> Any:
-        """Return a flat copy in the dtype in which sums are made."""
+        """Return a flat copy in the dtype of the sum."""
         dtype = tensor.dtype
         if self._is_wide and dtype == torch.float32:
             dtype = torch.float64
@@ -196,27 +196,27 @@ class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
 
 
 class _PlannedWork(_Work):  # type: ignore[misc]
-    """Handle of a collective; torch's own work of a future hides errors from `wait`."""
+    """Handle of a collective, whose `wait` raises errors; the one of torch hides them."""
 
     def __init__(self, future: Any) -> None:
         super().__init__()
         self._future = future
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the collective is done; raises if it failed."""
+        """Wait until the collective is done; raises its error."""
         self._future.wait()
         return True
 
     def is_completed(self) -> bool:
-        """True if it is done."""
+        """True if the collective is done."""
         return bool(self._future.done())
 
     def is_success(self) -> bool:
-        """True if it is done without an error."""
+        """True if the collective is done without an error."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """Return the error of the collective."""
+        """Return the error of the collective, or None."""
         try:
             self._future.value()
         except RuntimeError as error:
@@ -238,7 +238,7 @@ def register(find_cluster: FindCluster) -> None:
         return
 
     def create(given: Any, _: Any) -> PlannedGroup:
-        # Of the group of all ranks torch names none.
+        # For the group of all ranks torch passes an empty list.
         members = list(given.global_ranks_in_group) or list(range(given.group_size))
         return PlannedGroup(
             given.store, given.group_rank, given.group_size, given.timeout,
@@ -249,9 +249,9 @@ def register(find_cluster: FindCluster) -> None:
 
 
 def given_cluster(members: Sequence[int], find_cluster: FindCluster) -> Cluster | None:
-    """Return the cluster that ``HOCKET_CLUSTER`` names; None if links are to be measured.
+    """Return the cluster of ``HOCKET_CLUSTER``, or None if the links must be measured.
 
-    ``members`` are the global ranks of a group: their devices come first.
+    ``members`` are the global ranks of a group, whose devices come first in the result.
     """
     text = config.rank_cluster()
     if not text:
@@ -288,6 +288,6 @@ def _bytes(tensor: Any) -> Any:
 
 
 def _copy_bytes_back(tensor: Any, data: Any) -> None:
-    # Arrays without bytes have strides that no view of other numbers takes.
+    # The strides of an empty byte array do not allow a view of another dtype.
     if tensor.numel():
         _copy_back(tensor, data.view(tensor.dtype))

@@ -1,8 +1,8 @@
 """Events that all ranks process in one order, announced at the store where they rendezvous.
 
-A *call* must be answered by every live rank, even while it computes. A *failure* names the ranks
-that do not answer, or a broken link: all surviving ranks raise the same error, because the first
-event that is announced wins.
+A *call* is a liveness check that every live rank must answer, even while it computes. A *failure*
+names the ranks that do not answer, or a broken link. Events are numbered, and `compare_set` of the
+store accepts only the first event of a number, so all surviving ranks raise the same error.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from hocket.base.errors import RunError
 CALL_S = 2.5
 """Seconds without progress after which all ranks are called."""
 ANSWER_S = 5.0
+"""Seconds within which every rank must answer a call."""
 HEARD_S = 3.0
-"""Seconds that the rank which announces a failure waits for others, as it may host the store."""
+"""Seconds that a rank waits for others to read a failure, because it may host the store."""
 
 
 def explained(error: BaseException) -> BaseException:
-    """Translate errors of the store, which do not name the rank that hosts it."""
+    """Translate an error of the store into one that names the rank that hosts the store."""
     if not isinstance(error, dist.DistError):
         return error
     return RunError(
@@ -60,13 +61,13 @@ class RankEvents:
         """Require every rank to show that it is alive; raises if some do not."""
         self.follow()
         number = self._num_seen
-        # Of two ranks that announce at once the first wins, for all.
+        # If two ranks announce at the same time, the store accepts the first one for all ranks.
         self._store.compare_set(f"event/{number}", "", "call")
         self.follow()
         until_s = time.monotonic() + ANSWER_S
         keys = [f"event/{number}/here/{rank}" for rank in range(self.num_ranks)]
         while not self._store.check(keys):
-            # Another rank may call at the same time: it must not take this one for silent.
+            # Another rank may call at the same time, and needs this rank's answer.
             self.follow()
             if time.monotonic() > until_s:
                 silent = tuple(r for r, key in enumerate(keys) if not self._store.check([key]))
@@ -78,7 +79,7 @@ class RankEvents:
         silent, _, why = event.removeprefix("failed ").partition(": ")
         others = [rank for rank in range(self.num_ranks) if str(rank) not in silent.split()]
         until_s = time.monotonic() + HEARD_S
-        # The holder of the store may have left by now, since this rank has already answered.
+        # This rank has answered, so the rank that hosts the store may have ended already.
         with contextlib.suppress(dist.DistError):
             keys = [f"event/{number}/here/{rank}" for rank in others]
             while not self._store.check(keys) and time.monotonic() < until_s:

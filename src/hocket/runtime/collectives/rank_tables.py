@@ -1,7 +1,8 @@
 """Tables of one rank's part in a planned collective: byte ranges of chunks, and their neighbours.
 
-Every tree transports a range of the message, cut into chunks. Chunks of all trees are numbered such
-that all trees advance together; the number is the priority. O(chunks + sends).
+Every tree transports a byte range of the message, cut into chunks. The tables state for each tree
+this rank's parent and children, and for each chunk its byte range. A chunk's number is its
+priority; numbers are assigned so that all trees progress equally. O(chunks + sends).
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from hocket.plan.sections.communication import Communication, Send, Tree
 ADDABLE = ("float32", "float64", "int32", "int64", "bfloat16")
 """Dtypes that the executor can sum, in the order of ``tree_executor.c``."""
 MAX_CHILDREN = 64
-"""Most children per rank and tree: their arrivals are the bits of one 64-bit integer."""
+"""Maximum children per rank and tree: their arrivals are the bits of one 64-bit integer."""
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 12, 1 << 19
 _CHUNK_S = 40e-6
-"""Overhead of a chunk at every hop: two system calls and a context switch."""
+"""Overhead of a chunk at every hop in seconds: two system calls and a context switch."""
 
 
 @dataclass(frozen=True, eq=False)
 class RankTables:
-    """Tables of one rank; a peer is a rank, or -1 for none."""
+    """Tables of one rank; in tables of peers, -1 means no peer."""
 
     num_bytes: int
     chunk_tree: LongArray
@@ -40,7 +41,7 @@ class RankTables:
     up_ptr: LongArray
     up_child: LongArray
     scratch_at: LongArray
-    """Per child: offset of the scratch space that holds its data until they are added."""
+    """Offset of each child's scratch space, which holds received data until they are added."""
     down_parent: LongArray
     down_ptr: LongArray
     down_child: LongArray
@@ -49,7 +50,10 @@ class RankTables:
     """Chunks that this rank contributes to."""
     wanted_finals: int
     last_chunk: int = -1
-    """Empty chunk that each rank sends up when it has all others, to notify the root; -1: none."""
+    """Number of an empty chunk that ranks send up once they have all other chunks; -1 for none.
+
+    It notifies the root of a broadcast that all ranks are done.
+    """
 
     @property
     def num_chunks(self) -> int:
@@ -92,7 +96,7 @@ def tables_of(
     ranks.
     """
     ranges = [(a * item_bytes, b * item_bytes) for a, b in ranges_of(section, num_items)]
-    # All trees end together: each takes as long as the whole message at the rate of the plan.
+    # Shares are planned so that all trees end at the same time.
     spent_s = max(num_items * item_bytes / rate_bps, 1e-9)
     chunks = []
     for index, (tree, (start, stop)) in enumerate(zip(section.trees, ranges, strict=True)):
@@ -101,7 +105,7 @@ def tables_of(
         number = min(number, max(items, 1))
         ends = [start + items * n // number * item_bytes for n in range(number + 1)]
         chunks += [((n + 0.5) / number, index, a, b) for n, (a, b) in enumerate(pairwise(ends))]
-    # All trees advance together.
+    # Sorted by the fraction of its tree that a chunk completes, so that trees progress equally.
     return tables_of_chunks(section, rank, [chunk[1:] for chunk in sorted(chunks)])
 
 
@@ -110,7 +114,8 @@ def tables_of_chunks(
 ) -> RankTables:
     """Return the tables for given chunks (tree, start, stop), the most urgent first."""
     chunks = list(chunks)
-    # The root of a broadcast is notified when all ranks are done: else it could run ahead of them.
+    # The root of a broadcast receives nothing, and could otherwise start the next collectives
+    # while other ranks are still busy with this one.
     last = section.collective == "broadcast"
     trees = list(section.trees)
     if last:
@@ -158,8 +163,7 @@ def tables_of_chunks(
 def _neighbours(
     section: Communication, rank: int, sends: Sequence[Sequence[Send]]
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Return per tree the ranks that send to this one and those it sends to, in the order of
-    sends."""
+    """Return the ranks that send to this rank, and those that it sends to, per tree."""
     number = {name: index for index, name in enumerate(section.ranks)}
     me = section.ranks[rank]
     return (
@@ -169,8 +173,8 @@ def _neighbours(
 
 
 def ranges_of(section: Communication, num_items: int) -> list[tuple[int, int]]:
-    """Return the items of each tree; if every rank has a shard, trees of one root are
-    contiguous."""
+    """Return the range of items of each tree; in collectives with shards, trees of one root cover
+    the root's shard."""
     by_root = section.collective in ("allgather", "reducescatter")
     count = len(section.ranks)
     ranges = [(0, 0)] * len(section.trees)
@@ -181,6 +185,7 @@ def ranges_of(section: Communication, num_items: int) -> list[tuple[int, int]]:
             (num_items // count * group, num_items // count) if by_root else (0, num_items)
         )
         whole = sum(section.trees[n].share for n in members)
+        # Zero of the shares' own type: exact fractions leave no gap between trees.
         done = section.trees[0].share * 0
         for n in members:
             first = start + round(done * size)
@@ -201,7 +206,7 @@ def _depth(tree: Tree) -> int:
 
 
 def _num_chunks(depth: int, spent_s: float, num_bytes: int) -> int:
-    """Return the number of chunks C that minimises the time to fill the pipeline plus overheads.
+    """Return the number of chunks C that minimizes pipeline fill time plus chunk overheads.
 
     C = sqrt((depth - 1) time / overhead per chunk).
     """

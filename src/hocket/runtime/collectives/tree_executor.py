@@ -1,7 +1,8 @@
 """Execute one rank's tables of a planned collective: a C loop over non-blocking sockets.
 
-Python would allocate several objects per message, which is too slow for fast links, so
-``tree_executor.c`` is compiled at first use and kept in the cache folder.
+Python would allocate several objects per message, which is too slow for fast links. Therefore
+``tree_executor.c`` is compiled at first use and cached on disk; this file passes it the arrays of a
+rank's tables, sockets and data.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ class RunState(IntEnum):
     CLOSED = 2
     """The peer ``failed_peer`` closed its connection."""
     MISMATCH = 3
-    """The peer ``failed_peer`` is in another collective."""
+    """The peer ``failed_peer`` runs a different collective."""
 
 
 class Connections:
-    """State that outlives a collective: sockets of the peers, and headers that came early."""
+    """State that outlives a collective: sockets of the peers, and headers received early."""
 
     def __init__(self, descriptors: list[int]) -> None:
         count = len(descriptors)
@@ -73,10 +74,10 @@ class TreeRun:
         count, chunks = len(connections.fd), tables.num_chunks
         self.tables, self.connections = tables, connections
         self.data = data.view(np.uint8).reshape(-1)
-        # NumPy has no bfloat16: its bits come as uint16, which nothing else adds.
+        # NumPy has no bfloat16, so its bits are passed as uint16, which is no other sum's dtype.
         name = "bfloat16" if data.dtype == np.uint16 else data.dtype.name
         self.kind = ADDABLE.index(name) if name in ADDABLE else -1
-        # The fingerprint distinguishes ranks that cut another message from late ones.
+        # The sequence number detects late ranks; the fingerprint detects different messages.
         self.sequence = (sequence & 0xFFFF) << 16 | _fingerprint(tables, self.kind)
         self.notify_fd = notify_fd
         self.scratch = np.empty(tables.num_scratch_bytes, dtype=np.uint8)
@@ -90,7 +91,8 @@ class TreeRun:
         self.heap_size, self.out_done = np.zeros((2, count), dtype=np.int64)
         self.out_item = np.full(count, -1, dtype=np.int64)
         self.pending_in = tables.receives_from(count)
-        # Single numbers that the C code changes; it also reads ``num_ready`` while others write.
+        # Arrays of one number, because C code writes to them. `ready` changes ``num_ready`` on
+        # another thread while C code reads it.
         self.num_ready, self.num_accepted, self.num_finals, self.num_sends, self.failed_peer = (
             np.zeros((5, 1), dtype=np.int64)
         )
@@ -100,7 +102,8 @@ class TreeRun:
             self.num_ready[0] = len(tables.own)
 
     def ready(self, chunk: int) -> None:
-        """Announce that this rank's contribution to a chunk is in the data now."""
+        """Announce that the data now contains this rank's contribution to a chunk."""
+        # Entry before count: the C thread reads the entries below the count.
         self.ready_queue[self.num_ready[0]] = chunk
         self.num_ready[0] += 1
         os.eventfd_write(self.connections.wake_fd, 1)
@@ -111,7 +114,7 @@ class TreeRun:
 
     @property
     def num_moved(self) -> int:
-        """Return the bytes moved over the connections so far; grows while there is progress."""
+        """Bytes sent and received over all connections so far; it grows while there is progress."""
         return int(self.connections.bytes_out.sum() + self.connections.bytes_in.sum())
 
     def _pointers(self) -> _Struct:
@@ -130,7 +133,7 @@ class TreeRun:
 
 
 def _fingerprint(tables: RankTables, kind: int) -> int:
-    """Return sixteen bits that are the same for all ranks of one collective."""
+    """Return a 16-bit checksum of chunks and dtype, which ranks of one collective share."""
     found = kind + 1
     for table in (tables.chunk_tree, tables.chunk_start, tables.chunk_size):
         found = crc32(table.tobytes(), found)
@@ -185,5 +188,5 @@ def _compile(source: Path, path: Path) -> None:
         new = Path(made) / path.name
         command = [compiler, "-O3", "-shared", "-fPIC", "-o", str(new), str(source)]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
-        # Ranks compile at the same time; replacing is atomic, so each loads a whole file.
+        # Ranks compile at the same time; an atomic rename ensures that each loads a complete file.
         new.replace(path)

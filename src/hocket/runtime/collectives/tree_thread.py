@@ -1,8 +1,9 @@
 """The thread of a rank that executes planned collectives, one after the other.
 
-Collectives of a process group have all their data at submission (`put`); gradients that are
-synchronised by priority become ready chunk by chunk while they are in flight (`begin`). If a rank
-dies or stops, every survivor's error names it; a broken link ends the group with an error.
+Collectives of the process group have all their data at submission (`put`). Sums of priority
+gradient sync (`begin`) start before all data is there, and get their chunks one by one. If a rank
+dies or hangs, the error of every surviving rank names it; a broken link ends the group with an
+error.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class TreeThread:
         self, store: Any, rank: int, num_ranks: int, cluster: Callable[[], Cluster | None],
         timeout_s: float = inf,
     ) -> None:  # fmt: skip
-        """``cluster`` returns the links if they are known; else the first collective measures them.
+        """``cluster`` returns the known links, or None; then the first collective measures them.
 
         After ``timeout_s`` without progress a collective fails, even if all ranks are alive.
         """
@@ -117,19 +118,19 @@ class TreeThread:
         while not final.all():
             if self._error is not None:
                 raise RunError(str(self._error))
-            # The C code raises this with every sum; it never calls Python.
+            # The C code signals this eventfd after each sum, because it never calls Python.
             if select.select([self._notify], [], [], _SLICE_S)[0]:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._notify)
 
     def agreed(self, key: str, text: str) -> str:
-        """Return the first rank's ``text``, on every rank."""
+        """Return the ``text`` of rank 0 on every rank."""
         if self.rank == 0:
             self._store.set(f"agreed/{key}", text)
         return str(self._store.get(f"agreed/{key}").decode())
 
     def close(self) -> None:
-        """Finish submitted collectives, or abandon them if other ranks no longer take part."""
+        """Finish submitted collectives, or abandon them if other ranks do not respond."""
         atexit.unregister(self.close)
         self._jobs.put(None)
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
@@ -192,7 +193,8 @@ class TreeThread:
                 )
             if state == RunState.CLOSED:
                 why = f"rank {peer} broke its connection to rank {self.rank} off in {what}"
-                # A rank that died does not answer and is named; else it was the link.
+                # A dead rank does not answer the call, whose error names it. If all ranks answer,
+                # the link has failed.
                 self._events.call(why)
                 self._events.fail(why)
             if self._is_closing:
@@ -201,7 +203,7 @@ class TreeThread:
             try:
                 self._events.follow()
             except dist.DistError:
-                # The holder of the store may leave once it is done; its data still arrives.
+                # The rank that hosts the store may end once it is done; its data still arrives.
                 if not has_moved:
                     raise
             if has_moved:
@@ -210,6 +212,7 @@ class TreeThread:
                 raise RunError(f"nothing has moved in {what} for {self._timeout_s:.0f} s")
             elif time.monotonic() - since_s > call_s:
                 self._events.call(f"nothing moves in {what}")
+                # All ranks have answered, so the data is slow: each further call waits longer.
                 call_s *= 2
 
     def plan(self, num_bytes: int) -> AgreedPlan:
