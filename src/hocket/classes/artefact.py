@@ -1,4 +1,4 @@
-"""A split as a folder: table, parts as ONNX files, validation data, hashes.
+"""Store a split as a folder: table, parts as ONNX files, validation data, hashes.
 
 Reading executes no code and checks the hash of every file that serving needs. The table is written
 last, so a folder with a table is complete.
@@ -31,7 +31,7 @@ class Folder:
     table: PartTable
     validation: Mapping[str, Any]
     models: tuple[bytes, ...]
-    """ONNX files of the parts: the very bytes whose hashes were checked."""
+    """ONNX files of the parts: exactly the bytes whose hashes were checked."""
 
 
 def write_folder(
@@ -40,7 +40,7 @@ def write_folder(
     """Write a folder and return the table with the hashes of its files."""
     path.mkdir(parents=True, exist_ok=True)
     every = {**files, VALIDATION: dump_json(dict(validation))}
-    # Until the new table is there, the folder counts as incomplete.
+    # Without a table the folder counts as incomplete until the new table is written.
     (path / TABLE).unlink(missing_ok=True)
     for name, content in every.items():
         write_atomically(path / name, content)

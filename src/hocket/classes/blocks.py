@@ -1,8 +1,8 @@
 """Find residual blocks: modules that only add to their input, so that a net works without them.
 
-Every module whose layers read and write one stream, which layers outside it write too, is tested in
-one pass of one input: with all that it adds set to zero, its output must equal its input. Such a
-module can be left out completely (Veit et al., "Residual networks behave like ensembles of
+Candidates are modules whose layers read and write one stream that layers outside write too. Each is
+tested in one pass of one input: with all that it adds set to zero, its output must equal its input.
+Such a module can be omitted completely (Veit et al., "Residual networks behave like ensembles of
 relatively shallow networks", 2016). Deep nets of thin layers need this, because layers narrower
 than a vector register are no faster.
 """
@@ -30,7 +30,7 @@ def residual_blocks(
     ``layers`` are the names of the layers that multiply.
     """
     found: list[ResidualBlock] = []
-    # Random, because an input of zeros passes through many modules unchanged.
+    # A random input, because an input of zeros passes through many modules unchanged.
     probe = torch.randn_like(example) if example.is_floating_point() else example
     for name, _ in net.named_modules():
         prefix = f"{name}."
@@ -50,7 +50,7 @@ def residual_blocks(
                 found.append(ResidualBlock(name, stream, inner, mine))
     names = [block.name for block in found]
     return tuple(
-        # A module around such a block only adds, too; the innermost gives the finest choice.
+        # A module around such a block only adds too; the innermost modules give the finest choice.
         block
         for block in found
         if not any(other.startswith(f"{block.name}.") for other in names)

@@ -3,8 +3,8 @@
 After Yang, Chung, Wang et al., "Robust class parallelism" (Asilomar 2020): worker i holds the
 groups i + d modulo n for every d in a Golomb ruler. The pairwise differences of a ruler are all
 distinct, so two workers share at most one group. If there are too many copies for that, differences
-repeat as seldom as possible. Any r - 1 lost workers lose no group; the losses beyond that are
-counted over all patterns, O(n choose lost) each.
+repeat as seldom as possible. Any r - 1 lost workers lose no group. Losses beyond that are counted
+over all patterns, O(n choose lost) each.
 """
 
 from __future__ import annotations
@@ -20,21 +20,26 @@ import numpy as np
 from hocket.base.errors import UsageError
 
 MAX_PATTERNS = 200_000
-"""Most patterns counted for one number of lost workers; the table ends before a larger number."""
+"""Maximum number of patterns per number of lost workers; the table ends before a number with more.
+"""
 
 
 _MAX_TRIES = 20_000
-"""Marks tried in the search for one code; after that, differences may repeat once more."""
+"""Maximum number of marks tried in the search for one code; after that, differences may repeat once
+more.
+"""
 
 
 def ruler(marks: int, modulus: int) -> tuple[int, ...]:
-    """Return ``marks`` numbers, 0 first, whose differences modulo ``modulus`` repeat least."""
+    """``marks`` numbers, 0 first, whose differences modulo ``modulus`` repeat as seldom as
+    possible.
+    """
     if marks > modulus:
         raise UsageError(
             f"{modulus} parts have no code of redundancy {marks}",
             hint="every copy of a class needs a part of its own: take more --parts",
         )
-    # So many pairs of marks cannot have fewer repetitions among so many differences.
+    # Pigeonhole bound: marks * (marks - 1) ordered differences fall on modulus - 1 values.
     least = -(-marks * (marks - 1) // max(modulus - 1, 1))
     for most in range(max(least, 1), marks + 1):
         found = _RulerSearch(marks, modulus, most).extended((0,), Counter())
@@ -60,10 +65,10 @@ class _RulerSearch:
                 return None
             longer = gaps.copy()
             for each in marks:
-                # Both directions: workers stand in a circle.
+                # Both directions, because workers are arranged in a circle.
                 longer[(mark - each) % self._modulus] += 1
                 longer[(each - mark) % self._modulus] += 1
-            # A difference d that occurs k times makes workers d apart share k groups.
+            # A difference d that occurs k times makes workers at distance d share k groups.
             if max(longer.values()) <= self._most:
                 found = self.extended((*marks, mark), longer)
                 if found is not None:
@@ -88,7 +93,7 @@ def held_classes(
 
 @dataclass(frozen=True)
 class Losses:
-    """Effect of losing a number of workers, over all patterns of lost workers."""
+    """Number of loss patterns that lose a group, for one number of lost workers."""
 
     lost: int
     patterns: int
@@ -107,7 +112,8 @@ def pattern_table(held: Sequence[Sequence[int]], most_lost: int) -> tuple[Losses
     copies = masks.sum(axis=0)
     rows = []
     for lost in range(1, min(most_lost, len(held) - 1) + 1):
-        # More patterns than can be counted at once, and no larger number has fewer.
+        # More patterns than can be enumerated; larger numbers of lost workers have more, up to half
+        # of all.
         if comb(len(held), lost) > MAX_PATTERNS:
             break
         chosen = np.array(list(combinations(range(len(held)), lost)))

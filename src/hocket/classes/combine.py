@@ -1,13 +1,13 @@
 """Combine the outputs of parts into scores over all classes.
 
-Each part outputs, for each of its classes, the log-odds against "others"; a scale and a shift per
+Each part outputs, for each of its classes, the log-odds against "others". A scale and a shift per
 part, fitted on validation data, make log-odds of different parts comparable. The score of a class
-held by several parts is the mean over those that answered; a class without an answer is missing.
+held by several parts is the mean over those that answered. A class without an answer is missing.
 O(parts · classes).
 
-A mean of n answers out of m is noisier than one of m, and the maximum of noisy scores is too high:
-the mean is therefore multiplied by (n / m)^doubt. Doubt 0 (the mean) is right for parts whose
-errors are equal; doubt 1 (the sum) for parts whose errors are independent.
+A mean of n answers out of m is noisier than one of m, and the maximum of noisy scores is too high.
+The mean is therefore multiplied by (n / m)^doubt. Doubt 0 (the mean) is right for parts whose
+errors are equal, doubt 1 (the sum) for parts whose errors are independent.
 """
 
 from __future__ import annotations

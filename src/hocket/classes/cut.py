@@ -1,7 +1,8 @@
 """Build a part from the net: omit blocks, cut channels, add a head for its classes and "others".
 
-A cut lists the indices of what is kept, so the same part can be built again anywhere from the same
-net; the dependency graph also cuts everything that depends on a channel. O(streams · layers).
+A cut lists the indices of the units that are kept, so the same part can be rebuilt anywhere from
+the same net. The dependency graph also cuts everything that depends on a channel. O(streams ·
+layers).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def build_part(
     net: nn.Module, structure: Structure, example: torch.Tensor, cut: PartCut
 ) -> nn.Module:
     """Return a cut copy of the net with outputs for "others" and the part's classes."""
-    # Building a dependency graph runs the net, so it must be in evaluation mode.
+    # Building a dependency graph runs the net, and training mode would change its statistics.
     part = copy.deepcopy(net).cpu().eval()
     for parameter in part.parameters():
         parameter.requires_grad_(True)
@@ -52,7 +53,7 @@ def build_part(
         gone = sorted(set(range(stream.units)) - set(kept))
         channels = [each for unit in gone for each in parts.channels_of(unit, stream.units)]
         if kept and channels:
-            # The first layer may be gone with its block.
+            # The first producer may have been omitted with its block.
             root = next(each for each in parts.producers if not _is_in(each, cut.omitted))
             whole_group(graph, part.get_submodule(root), sorted(channels)).prune()
     _replace_head(part, structure.head, cut.classes)
@@ -73,7 +74,8 @@ def _replace_head(part: nn.Module, name: str, classes: tuple[int, ...]) -> None:
     assert isinstance(old, nn.Linear)
     new = nn.Linear(old.in_features, 1 + len(classes))
     with torch.no_grad():
-        # "Others" starts as the mean of the other classes, so that it is a fair rival at once.
+        # "Others" starts as the mean of the other classes, so that its scores are comparable from
+        # the start.
         rest = [each for each in range(old.out_features) if each not in classes]
         rows = [old.weight[rest].mean(dim=0) if rest else torch.zeros(old.in_features)]
         rows += [old.weight[each] for each in classes]

@@ -1,9 +1,9 @@
 """Labelled inputs in three splits: train, validation, test.
 
-A user's function returns either ``(inputs, labels)``, which is split here, or a mapping with
-``train`` and optionally ``validation`` and ``test``, each ``(inputs, labels)``, ``names`` of the
-classes, and ``augment``, a function that is applied to a batch. No decision depends on the test
-split.
+A user's function returns either ``(inputs, labels)``, which is split here, or a mapping. The
+mapping has ``train`` and optionally ``validation`` and ``test``, each ``(inputs, labels)``,
+``names`` of the classes, and ``augment``, a function that is applied to a batch. No decision
+depends on the test split.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _labelled(pair: Any, where: str) -> Labelled:
         raise UsageError(
             "has labels that are no whole numbers", hint="count classes from 0", where=where
         )
-    # Whole numbers are tokens.
+    # Integer inputs are token ids.
     inputs = inputs.float() if inputs.is_floating_point() else inputs.long()
     labels = labels.long().flatten()
     if len(inputs) != len(labels) or not len(labels):
@@ -117,7 +117,7 @@ def _divided(
     places: tuple[list[int], list[int], list[int]] = ([], [], [])
     labels = data.labels.numpy()
     for label in np.unique(labels):
-        # By class, so that rare classes are in all three splits.
+        # Divided per class, so that rare classes are in all three splits.
         mine = rng.permutation(np.flatnonzero(labels == label))
         first, second = (round(share * len(mine)) for share in shares)
         for place, chosen in zip(

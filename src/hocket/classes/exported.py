@@ -26,7 +26,7 @@ def as_onnx(net: nn.Module, example: torch.Tensor) -> bytes:
                 net.eval().cpu(),
                 (example.cpu(),),
                 buffer,  # type: ignore[arg-type]
-                # The exporter that folds batch norms; the newer one needs the package onnxscript.
+                # This exporter folds batch norms; the newer one would need the package onnxscript.
                 dynamo=False,
                 opset_version=_OPSET,
                 input_names=[INPUT],

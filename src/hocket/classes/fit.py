@@ -52,7 +52,7 @@ class WholeTimes:
 
 @dataclass(frozen=True)
 class Budgets:
-    """Most multiplications of each part."""
+    """Maximum number of multiplications of each part."""
 
     macs: tuple[float, ...]
     target_s: float | None
@@ -71,7 +71,7 @@ def whole_times(material: Material) -> WholeTimes:
 @torch.no_grad()
 def eager_latency_s(net: torch.nn.Module, example: torch.Tensor) -> float:
     """CPU time of one input in eager torch on one thread."""
-    # Compared on the CPU, where parts are served.
+    # Measured on the CPU, because parts are served there.
     net = net.cpu().eval()
     spent = []
     with torch_threads(1):
@@ -111,7 +111,8 @@ def _units_left(
     floors, left = Floors(vector_width=vector_width()), []
     values, pruned = material.scores.of_group(classes), material.scores.pruned(classes, test)
     for stream, value, gone in zip(material.structure.model.streams, values, pruned, strict=True):
-        # Sorted by value among what is left, then among what is pruned: no layer is emptied.
+        # Units that remain come first, by value; pruned ones follow, so that the floor empties no
+        # layer.
         order = np.lexsort((-value, gone))
         count = max(int((~gone).sum()), floors.floor(stream))
         left.append(tuple(sorted(order[:count].tolist())))
@@ -156,7 +157,7 @@ def fitted_budgets(
             hint="allow a longer --target-latency or take fewer --parts",
         )
     target_s = asked - overhead_s
-    # The slowest part decides, and it is most likely the one that needs most work.
+    # The slowest part decides, and the part that needs most work is probably the slowest.
     heaviest = max(classes, key=group_work(material))
     share = largest_share(material, whole.latency_s, heaviest, target_s, progress)
     macs = []
@@ -165,7 +166,7 @@ def fitted_budgets(
         for _ in range(_TRIES):
             if part_latency_s(material, cut_to(material, mine, budget)) <= 1.05 * target_s:
                 break
-            # Another group may keep other widths, and so be slower at equal work.
+            # Another group may keep other widths, and may therefore be slower with equal work.
             budget *= _NEAR
         macs.append(budget)
     return Budgets(tuple(macs), target_s)
@@ -194,7 +195,8 @@ def largest_share(
                 break
         else:
             high = min(high, share)
-        # A part of the time does not shrink with the work: too slow wants more than in proportion.
+        # Part of the time does not shrink with the work, so a part that is too slow is reduced more
+        # than in proportion.
         guess = share * (target_s / now_s) ** (1 if now_s <= target_s else 1.5)
         share = guess if low < guess < high else (low + high) / 2
     if not best:

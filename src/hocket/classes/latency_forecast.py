@@ -1,9 +1,9 @@
 """Forecast the time of an answer before serving, from the measured times of the parts.
 
-With a core for each worker and one for the front end, all parts compute at the same time: an answer
-takes as long as the slowest part plus the fan-out. With fewer cores, parts wait for each other:
-they are assigned to cores longest first (Graham 1969), and their workers are pinned there. O(parts
-log cores).
+With a core for each worker and one for the front end, all parts compute at the same time, and an
+answer takes as long as the slowest part plus the fan-out. With fewer cores, parts wait for each
+other: they are assigned to cores longest first (Graham 1969), and their workers are pinned there.
+O(parts log cores).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def places_on(part_s: Sequence[float], cores: int) -> list[int]:
     places = [0] * len(part_s)
     for part in sorted(range(len(part_s)), key=lambda index: -part_s[index]):
         load_s, places[part] = loads[0]
-        # Parts that were never timed are spread all the same.
+        # Parts without a measured time are still distributed evenly.
         heapq.heapreplace(loads, (load_s + max(part_s[part], _LEAST_S), places[part]))
     return places
 
@@ -61,7 +61,7 @@ def finish_s(part_s: Sequence[float], cores: int) -> float:
 
 @dataclass(frozen=True)
 class SplitVerdict:
-    """Verdict on a split: true if it pays, with the reason in a sentence."""
+    """Verdict on a split: true if it is faster than the net, with the reason in a sentence."""
 
     pays: bool
     why: str

@@ -1,6 +1,6 @@
 """Inputs of a split: the trained net, its data, its streams and the value of their channels.
 
-The inputs follow from the request alone, so an interrupted split rebuilds them; training and
+The inputs follow from the request alone, so an interrupted split rebuilds them. Training and
 scoring are loaded from finished steps.
 """
 
@@ -32,17 +32,15 @@ from hocket.classes.structure import (
 )
 from hocket.classes.training import Labelled, train_whole
 
-# What each channel is worth to each class, and the embedding of each class.
-#
-# One pass over training images, in evaluation mode: the mean activation of every channel over the
-# images of a class, times the weight with which the next layers read it; for sensAI's criterion
-# also the share of activations near zero and their plain mean; of every residual block the share of
-# what it adds in what it hands on. The embedding of a class is the mean input of the head over its
-# images. O(images).
+# Value of each channel for each class, and the embedding of each class, from one pass over training
+# images in evaluation mode. The value is the mean activation of the channel over the images of a
+# class, times the weight with which the next layers read it. sensAI's criterion also needs the
+# fraction of activations near zero and their plain mean. A block's influence is its fraction of the
+# sum that it enters. The embedding of a class is the mean input of the head. O(images).
 
 _BATCH = 256
 _NEAR_ZERO = 0.005
-"""Activations up to this count as zero, as in sensAI."""
+"""Activations up to this value count as zero, as in sensAI."""
 _BLOCK, _ZEROS, _RECTIFIED = "block ", "zeros ", "rectified "
 """Key prefixes that separate statistics of blocks and layers, whose names may be equal."""
 
@@ -120,7 +118,7 @@ def class_scores(
     )
     blocks = [means[_BLOCK + name][:, 0] for name in names]
     shares = np.stack(blocks, axis=1) if blocks else np.zeros((num_classes, 0))
-    # Kept for all requests, so that another criterion needs no second pass.
+    # Computed for all requests, so that another criterion needs no second pass.
     near_zero, rectified = (
         tuple(
             _of_units(kind, each, means, stream.units)
@@ -169,7 +167,8 @@ def _recording(
 
     def watch(name: str) -> Any:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            # What a rectifier would stop counts for nothing, and most layers stand before one.
+            # A rectifier stops negative activations, and most layers are followed by one, so they
+            # count a tenth.
             value = output.clamp(min=0) + 0.1 * output.clamp(max=0).abs()
             last = isinstance(module, (nn.Linear, nn.Embedding))
             dims = tuple(range(1, value.ndim - 1)) if last else tuple(range(2, value.ndim))
@@ -228,12 +227,12 @@ def _reading_weights(net: nn.Module, parts: StreamParts, width: int) -> FloatArr
 
 
 Progress = Callable[[str, int, int], None]
-"""Called with the name of a step, the amount done and the total amount."""
+"""Called with the name of a step, the finished amount and the total amount."""
 _WORTH_THREADS_MACS = 20e6
 _PER_STREAM = ("units", "near_zero", "rectified")
 """Fields of `ClassScores` with one array per stream."""
 _MOST_SCORED = 10_000
-"""Most training images used to score channels: the means change little with more."""
+"""Maximum number of training images for scoring channels; more images hardly change the means."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,11 +265,11 @@ def prepared(request: SplitRequest, steps: Steps, progress: Progress) -> Materia
     _check_answers(net, splits, request.net)
     first, last = (splits.train.inputs[place].numpy() for place in (0, -1))
     labels = splits.train.labels.numpy()
-    # The first and last input stand for all: hashing gigabytes of images would take longer.
+    # The first and last input represent all inputs: hashing gigabytes of images would take longer.
     given = key_of(digest_of_state(state_arrays(net)), labels, first, last)
     device = _device(request.device)
     _choose_threads(net, splits)
-    # Batches are picked on the device, so that steps wait for no copy.
+    # Batches are selected on the device, so that steps wait for no copy.
     net, splits = net.to(device), moved(splits, device)
     key = _train(net, splits, request, steps, given, progress)
     return described(request, net, splits, steps, key, progress)
@@ -345,7 +344,7 @@ def _scored(data: Labelled) -> Labelled:
 
 
 def _choose_threads(net: nn.Module, splits: Splits) -> None:
-    """Use one thread for a small net: several would spend more time waiting than computing."""
+    """Use one thread for a small net, for which several threads wait more than they compute."""
     if sum(multiplications(net, splits.example).values()) < _WORTH_THREADS_MACS:
         torch.set_num_threads(1)
 
@@ -356,7 +355,7 @@ def _check_answers(net: nn.Module, splits: Splits, where: str) -> None:
             answer: Any = net(splits.example)
     except Exception as error:
         shape = tuple(splits.example.shape)
-        # Images of bytes are the common mistake behind a failing net.
+        # Images given as bytes are the usual reason for a failing net.
         is_tokens = not splits.example.is_floating_point()
         raise UsageError(
             f"the net fails on an input of shape {shape}: {type(error).__name__}: {error}",
@@ -380,9 +379,11 @@ def _check_answers(net: nn.Module, splits: Splits, where: str) -> None:
 def _check_end(net: nn.Module, splits: Splits, answer: torch.Tensor, where: str) -> None:
     """Raise `UsageError` unless the net returns the outputs of its last linear layer as scores.
 
-    A part replaces that layer, so nothing but a constant for all classes may be added after it.
+    A part replaces that layer, so only a constant that is equal for all classes may be added after
+    it.
     """
-    # One class more: if the scores stay the same, nothing after the head reads their number.
+    # One more class: if the scores stay equal, nothing after the head depends on the number of
+    # classes.
     probe = deepcopy(net)
     name = find_head(probe, splits.num_classes)
     old: Any = probe.get_submodule(name)
@@ -393,7 +394,7 @@ def _check_end(net: nn.Module, splits: Splits, answer: torch.Tensor, where: str)
         probe.set_submodule(name, wider)
         try:
             scores = probe(splits.example)[:, : splits.num_classes]
-            # A constant that all scores share, as of a logarithm of shares, changes nothing.
+            # A constant that all scores share, such as that of log-softmax, changes nothing.
             apart = scores.log_softmax(1) - answer.log_softmax(1)
             is_kept = bool(apart.abs().max() < 1e-3)
         except (RuntimeError, IndexError):

@@ -1,4 +1,4 @@
-"""Train the parts; each result is kept on disk under a digest of all that it depends on."""
+"""Train the parts; each result is stored on disk under a digest of all that it depends on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def trained_parts(
         trained = _trained_together(material, missing, progress)
         for index, part in trained.items():
             steps.put(f"part-{index}", keys[index], state_arrays(part))
-    # Read back even if just trained, so that a resumed split goes on with the same bits.
+    # Read back even if just trained, so that a resumed split continues with exactly the same bits.
     return tuple(
         _loaded(material, steps, index, keys[index], cut) for index, cut in enumerate(cuts)
     )

@@ -16,11 +16,11 @@ from hocket.view.page import fitted, page_html, section, stats_html
 from hocket.view.table import FittedTable, name, number, plain
 
 _WIDTH = 100
-"""Characters of a line in the terminal."""
+"""Width of a terminal line in characters."""
 _MOST_OVERLAP_CLASSES = 24
-"""Overlap tables of more classes are only in validation.json."""
+"""Maximum number of classes in the overlap table; larger tables are only in validation.json."""
 _GUESSING = 1.5
-"""A net is called untrained below this multiple of the accuracy of guessing."""
+"""Multiple of the accuracy of guessing below which a net is called untrained."""
 
 
 def split_text(parts: PartTable, validation: Mapping[str, Any]) -> str:

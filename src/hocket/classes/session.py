@@ -21,9 +21,10 @@ def open_session(model: bytes | str | Path) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
-    # Its warnings are about the graph, which nobody can change here.
+    # Its warnings concern the graph, which the user cannot change here.
     options.log_severity_level = 3
-    # A thread pool of one thread would still spin on the core that the worker is pinned to.
+    # Even a pool of one thread would spin on the core to which the worker is pinned. The 10 %
+    # quantile of the runs, because disturbances only make a run longer.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     content = model if isinstance(model, bytes) else str(model)
     try:
@@ -50,7 +51,7 @@ def infer(session: Any, inputs: np.ndarray[Any, Any]) -> FloatArray:
 
 
 def latency_s(session: Any, example: np.ndarray[Any, Any], runs: int = 80) -> float:
-    """Time of one input on one thread, as CPU time, which excludes other processes.
+    """CPU time of one input on one thread, which excludes time of other processes.
 
     The 10 % quantile of the runs, because disturbances only make a run longer.
     """

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hocket.base.errors import UsageError, did_you_mean
 
 ANY_NUMBER = 0
-"""Number of parts that stands for the number with the shortest answer time."""
+"""Number of parts that means: choose the number with the shortest answer time."""
 
 
 USUAL_RATES = {"sgd": (0.05, 5e-4), "adamw": (1e-3, 0.05)}
@@ -21,17 +21,17 @@ class NetTraining:
 
     steps: int = 200
     limit_s: float | None = None
-    """Most seconds of training; the learning rate then decays with the elapsed time."""
+    """Maximum seconds of training; the learning rate then decays with the elapsed time."""
     batch: int = 64
     optimizer: str = "sgd"
     """"sgd" (with momentum) or "adamw", which suits transformers."""
     learning_rate: float = 0.05
     weight_decay: float = 5e-4
     soft_weight: float = 0.7
-    """Weight of the net's soft targets in the loss of a part; 0 for labels alone."""
+    """Weight of the net's soft targets in the loss of a part; 0 for labels only."""
     temperature: float = 2.0
     compiled: bool = False
-    """True to use `torch.compile`, once per shape of a part; it pays off in long trainings."""
+    """True to use `torch.compile`, once per shape of a part; worth it for long trainings."""
     seed: int = 0
 
 
@@ -67,14 +67,14 @@ class SplitRequest:
     work: float = 0.25
     """Fraction of the net's work that each part may use if there is no target."""
     hybrid: HybridCriterion | None = None
-    """Prune by these thresholds instead of to a budget; no channels are restored then."""
+    """Prune by these thresholds in place of a budget; no channels are restored then."""
     accuracy_loss: float = 0.2
     """Percentage points of accuracy that may be lost on validation data."""
     train_steps: int = 0
     """Steps to train the net before it is split; 0 if it is trained already."""
     retraining: NetTraining = field(default_factory=NetTraining)
     rounds: int = 4
-    """Most rounds of restoring channels and retraining."""
+    """Maximum number of rounds of restoring channels and retraining."""
     seed: int = 0
     device: str = "cpu"
 

@@ -24,7 +24,7 @@ def load_net(spec: str, seed: int) -> nn.Module:
         raise UsageError(
             f"gave {type(net).__name__}, not a torch.nn.Module", hint="return the net", where=spec
         )
-    # What is frozen for use is trained here all the same.
+    # Parameters that are frozen for inference must be trainable here.
     return net.eval().requires_grad_(True)
 
 

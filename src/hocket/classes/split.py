@@ -2,7 +2,7 @@
 
 The steps are: group the classes -> choose widths for a latency -> cut -> retrain each part ->
 calibrate on validation data -> restore channels while too much accuracy is lost -> write the
-folder. Every finished step is kept in ``FOLDER/work``, so that the same command resumes after an
+folder. Every finished step is stored in ``FOLDER/work``, so that the same command resumes after an
 interruption.
 """
 
@@ -49,11 +49,10 @@ from hocket.classes.table import PartTable, ServedPart, Whole
 from hocket.classes.training import outputs_of
 from hocket.classes.validation import StageScore, Validation, validated
 
-# Which classes share a part: balanced k-means on class embeddings, then moves that even the work.
-#
-# After Wang et al., "sensAI: ConvNets decomposition via class parallelism" (MLSys 2021): classes
-# that look alike need the same channels, so they are put together. Each round gives the classes
-# with most to lose their nearest centre that has a free place. O(rounds · n · k).
+# Grouping: balanced k-means on class embeddings, after Wang et al., "sensAI: ConvNets decomposition
+# via class parallelism" (MLSys 2021). Similar classes need the same channels, so they are put
+# together. Each round lets the classes with most to lose choose their nearest centre that has a
+# free place. O(rounds · n · k).
 
 Groups = tuple[tuple[int, ...], ...]
 _ROUNDS = 300
@@ -104,7 +103,7 @@ def _spread(points: FloatArray, count: int, rng: np.random.Generator) -> FloatAr
         gap = np.min(((points[:, None] - points[chosen][None]) ** 2).sum(axis=2), axis=1)
         gap[chosen] = 0.0
         total = gap.sum()
-        # Classes with equal embeddings leave no distance to draw by.
+        # Classes with equal embeddings have no distance by which a centre could be drawn.
         free = np.setdiff1d(np.arange(len(points)), chosen)
         is_same = total <= 0
         chosen.append(int(rng.choice(free) if is_same else rng.choice(len(gap), p=gap / total)))
@@ -114,22 +113,18 @@ def _spread(points: FloatArray, count: int, rng: np.random.Generator) -> FloatAr
 def _placed(far: FloatArray, sizes: tuple[int, ...]) -> LongArray:
     free = list(sizes)
     labels = np.zeros(len(far), dtype=np.int64)
-    # Those with most to lose choose first, while all places are free.
+    # Classes with most to lose choose first, while all places are free.
     for point in np.argsort(far.min(axis=1) - far.max(axis=1), kind="stable"):
         part = next(int(part) for part in np.argsort(far[point], kind="stable") if free[part])
         labels[point], free[part] = part, free[part] - 1
     return labels
 
 
-# Scale and shift of every part, fitted on validation data.
-#
-# Parts are trained apart, so that nothing makes the confidence of one comparable with another's.
-# Two numbers per part are chosen to give the labels of a validation split the highest likelihood
-# under the combined scores (Platt scaling, over all parts at once); the problem is convex for one
-# copy per class. L-BFGS with the exact gradient: O(iterations · inputs · classes).
-#
-# Then the doubt of classes that fewer parts have answered for: the one with the most right answers
-# when one or two workers are lost, over the patterns of their loss.
+# Calibration: parts are trained separately, so their confidences are not comparable. A scale and a
+# shift per part are chosen to maximise the likelihood of the labels of the validation split under
+# the combined scores (Platt scaling over all parts at once). The problem is convex for one copy per
+# class. L-BFGS with the exact gradient: O(iterations · inputs · classes). The doubt of classes with
+# missing answers is then the one with the most correct answers when one or two workers are lost.
 
 _STRENGTH = 1e-3
 """Weight of the regularisation towards scale 1 and shift 0, needed for small validation splits."""
@@ -137,7 +132,7 @@ _DOUBTS = np.arange(11) / 10
 _MOST_LOST = 2
 _MOST_PATTERNS = 60
 _MOST_INPUTS = 5_000
-"""Most inputs used to choose a doubt, since each is scored for many loss patterns."""
+"""Maximum number of inputs for choosing a doubt, because each is scored for many loss patterns."""
 
 
 def calibrated(combiner: Combiner, outputs: Sequence[FloatArray], labels: LongArray) -> Combiner:
@@ -163,7 +158,7 @@ def calibrated(combiner: Combiner, outputs: Sequence[FloatArray], labels: LongAr
         return float(-likely + _STRENGTH * (pull**2).sum()), gradient + 2 * _STRENGTH * pull
 
     start = np.concatenate([np.ones(num_parts), np.zeros(num_parts)])
-    # A scale near 0 would silence a part, and one below 0 turn its opinion round.
+    # A scale near 0 would silence a part, and a negative one would invert it.
     bounds = [(0.05, 20.0)] * num_parts + [(-20.0, 20.0)] * num_parts
     from scipy.optimize import minimize
 
@@ -174,7 +169,7 @@ def calibrated(combiner: Combiner, outputs: Sequence[FloatArray], labels: LongAr
 
 
 def best_doubt(combiner: Combiner, outputs: Sequence[FloatArray], labels: LongArray) -> float:
-    """Least doubt with the highest accuracy when a few workers are lost."""
+    """Smallest doubt with the highest accuracy when a few workers are lost."""
     copies = combiner.copies([True] * len(outputs))
     patterns = [
         gone
@@ -183,7 +178,7 @@ def best_doubt(combiner: Combiner, outputs: Sequence[FloatArray], labels: LongAr
     ]
     if not patterns:
         return 0.0
-    # Spread over the whole split, as inputs may be sorted by class.
+    # Spread over the whole split, because inputs may be sorted by class.
     chosen = np.linspace(0, len(labels) - 1, min(len(labels), _MOST_INPUTS)).astype(int)
     few, truth = [each[chosen] for each in outputs], labels[chosen]
     right = np.zeros(len(_DOUBTS))
@@ -204,7 +199,7 @@ def _as_pairs(scales: FloatArray, shifts: FloatArray) -> tuple[OddsCalibration, 
     )
 
 
-# How many parts, and which classes in each.
+# Choice of the number of parts and their classes.
 
 _MOST_PARTS = 16
 _CLEAR_GAIN = 0.97
@@ -227,7 +222,7 @@ def chosen_groups(material: Material, whole: WholeTimes, cores: int) -> Groups:
 
 
 def _counts(material: Material) -> range:
-    # With as many copies as parts every part would have all classes.
+    # With as many copies as parts, every part would have all classes.
     least = material.request.redundancy + 1
     return range(least, max(least, min(material.splits.num_classes, _MOST_PARTS)) + 1)
 
@@ -240,7 +235,7 @@ def _groups(material: Material, count: int) -> Groups:
 def _predicted_s(material: Material, whole: WholeTimes, groups: Groups, cores: int) -> float:
     """Predicted answer time if every part has the work that its classes need.
 
-    Time is taken as linear in work, between a small part and the unsplit net.
+    Time is assumed to be linear in work, between a small part and the unsplit net.
     """
     work_of = group_work(material)
     classes = held_classes(groups, cyclic_code(len(groups), material.request.redundancy))
@@ -250,11 +245,9 @@ def _predicted_s(material: Material, whole: WholeTimes, groups: Groups, cores: i
     return answer_s(part_s, cores, FanOut())
 
 
-# Which parts get channels back when the combined answer has lost too much.
-#
-# An input that the whole net has right and the parts have wrong is held against the parts of its
-# class and of the class that won; the parts with most of these get a larger budget and are trained
-# again, the others stay as they are. O(inputs · parts).
+# Restoring channels: an input that the unsplit net classifies correctly and the parts do not counts
+# against the parts of its class and of the predicted class. Parts with most of these errors get a
+# larger budget and are trained again; the others are unchanged. O(inputs · parts).
 
 _MORE = 1.4
 """Factor on the budget of a part whose channels are restored."""
@@ -346,7 +339,7 @@ def split(
     base = accuracy(whole_scores, labels)
     stages = [StageScore("whole net", base, whole.latency_s)]
     best, stages = _rounds(material, steps, classes, budgets, progress, whole_scores, stages)
-    # Timed again beside the parts: what disturbs a run only ever makes it longer.
+    # Measured again next to the parts, because disturbances only make a run longer.
     whole = whole.quicker(whole_times(material))
     stages = [replace(stages[0], slowest_s=whole.latency_s), *stages[1:]]
     table, files = _table(material, whole.latency_s, whole.eager_s, groups, held, best, progress)
@@ -403,7 +396,7 @@ def _budgets_that_change(
 ) -> tuple[float, ...] | None:
     """Larger budgets with which some part keeps more channels; None if there are none.
 
-    A slightly larger budget may change nothing, as widths have floors and change in steps.
+    A slightly larger budget may change nothing, because widths have floors and change in steps.
     """
     larger = larger_budgets(macs, newly_wrong, material.whole_macs)
     while larger is not None and all(
@@ -432,7 +425,7 @@ def _round(
     combiner = calibrated(plain, outputs, labels)
     scores = combiner.scores(outputs)
     models = tuple(as_onnx(part, material.example) for part in parts)
-    # Measured once: table, stages and report must name the same times.
+    # Measured once, so that table, stages and report state the same times.
     part_s = tuple(latency_s(open_session(each), material.example.numpy()) for each in models)
     return _Round(cuts, parts, combiner, scores, accuracy(scores, labels), models, part_s)
 

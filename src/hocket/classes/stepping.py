@@ -1,7 +1,7 @@
 """Training steps of several nets side by side, each with its own loss and optimizer.
 
-On a GPU the step of each net is captured once as a CUDA graph and replayed on a stream of its own:
-launching a small net takes longer than computing it, and side by side the nets fill the device. On
+On a GPU the step of each net is captured once as a CUDA graph and replayed on its own stream.
+Launching a small net takes longer than computing it, and several nets together fill the device. On
 a CPU, or if a net cannot be captured, steps run eagerly. The learning rate rises for a fifth of the
 training and then decays along a cosine; with a time limit, it follows the elapsed fraction of time
 (Li et al., "Budgeted training", 2020).
@@ -30,7 +30,7 @@ _MOMENTUM = 0.9
 _WARM_UPS = 3
 _LEAST_S = 1e-3
 _AHEAD = 16
-"""Steps that may be queued on a GPU before it is synchronised and the time is checked."""
+"""Number of steps that may be queued on a GPU before it is synchronised and the time is checked."""
 _ATTENTIONS = [
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.EFFICIENT_ATTENTION,
@@ -79,10 +79,11 @@ class Learner:
         with mixed_precision(self._device), sdpa_kernel(_ATTENTIONS):
             outputs = self._forward(batch.inputs)
         self._loss_of(outputs.float(), batch).backward()  # type: ignore[no-untyped-call]
-        # A freshly cut net may begin with very large gradients.
+        # A freshly cut net may start with very large gradients.
         nn.utils.clip_grad_norm_(self._parameters, _LARGEST_NORM)
         self._optimizer.step()
-        # Here and not before: a step that is recorded must begin without memory from elsewhere.
+        # After the step and not before it: a step that is captured must start without memory from
+        # elsewhere.
         self._optimizer.zero_grad(set_to_none=True)
 
     def set_rate(self, rate: float) -> None:
@@ -167,7 +168,8 @@ class _CapturedWork:
     """A function on fixed memory, captured as a CUDA graph with a stream of its own."""
 
     def __init__(self, work: Callable[[], object]) -> None:
-        # A graph knows addresses alone: what the work refers to must not be given back.
+        # A CUDA graph contains addresses only, so the memory that the work refers to must stay
+        # allocated.
         self._work = work
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -271,11 +273,12 @@ def run_steps(lessons: Sequence[Lesson], recipe: NetTraining, on_step: OnStep) -
     begin_s = time.monotonic()
     recorded = [_RecordedLesson(lesson) for lesson in lessons]
     start_s = time.monotonic()
-    # To record steps takes its time, too; the learning rate falls over what is left.
+    # Capturing takes time too; the learning rate decays over the remaining time.
     left_s = max((recipe.limit_s or math.inf) - (start_s - begin_s), _LEAST_S)
     step = 0
     while step < recipe.steps:
-        # Without it the queue grows by thousands of steps, and a time limit is seen too late.
+        # Without synchronisation the queue would grow by thousands of steps, and a time limit would
+        # be detected too late.
         if is_cuda and step % _AHEAD == 0:
             torch.cuda.synchronize()
         gone = max(step / recipe.steps, (time.monotonic() - start_s) / left_s)

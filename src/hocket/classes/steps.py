@@ -1,8 +1,7 @@
-"""Keep results of finished steps on disk, so that an interrupted split can resume.
+"""Store results of finished steps on disk, so that an interrupted split can resume.
 
-Each result is stored with a key, a digest of all that it depends on; a result with another key is
-computed again. Arrays are in safetensors files, which are written atomically; nothing is
-unpickled.
+Each result is stored with a key, a digest of all that it depends on. A result with another key is
+computed again. Arrays are in safetensors files, which are written atomically; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def key_of(*values: object) -> str:
             digest.update(np.ascontiguousarray(value).tobytes())
         else:
             digest.update(json.dumps(value, sort_keys=True, default=str).encode())
-        # A separator, so that two values cannot pass for one.
+        # A separator, so that two values cannot be confused with one concatenated value.
         digest.update(b"\0")
     return digest.hexdigest()[:32]
 
@@ -66,7 +65,7 @@ class Steps:
                 if (file.metadata() or {}).get("key") != key:
                     return None
                 return {each: file.get_tensor(each) for each in file.keys()}  # noqa: SIM118
-        # A damaged file is a step that was not finished.
+        # A damaged file is treated as an unfinished step.
         except (SafetensorError, OSError):
             return None
 

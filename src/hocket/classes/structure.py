@@ -2,8 +2,7 @@
 
 The dependency graph of torch-pruning (Fang et al., "DepGraph", CVPR 2023) lists the inputs, outputs
 and statistics that depend on a channel, through sums, concatenations and reshapes. Every output
-channel of a layer is in one stream; the outputs of the head are in none. O(layers²) for deep
-sums.
+channel of a layer is in one stream; the outputs of the head are in none. O(layers²) for deep sums.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 @dataclass(frozen=True)
 class Member:
-    """A layer that reads a stream, and the inputs of it that belong to each channel."""
+    """A layer that reads a stream, with the layer inputs that belong to each channel."""
 
     name: str
     channel_of_input: tuple[int, ...]
@@ -45,7 +44,9 @@ class StreamParts:
     """Batch norms over these channels."""
     readers: tuple[Member, ...]
     heads: int
-    """Number of attention heads, whose channels at equal positions are cut together; else 1."""
+    """Number of attention heads, whose channels at equal positions are cut together; 1 without
+    attention.
+    """
 
     def channels_of(self, unit: int, units: int) -> list[int]:
         """Channels of a unit."""
@@ -103,7 +104,8 @@ def structure_of(net: nn.Module, example: torch.Tensor, num_classes: int) -> Str
         found = _stream(graph, module, name, names, net)
         # Later layers of the same stream would describe it again.
         covered.update(found.producers)
-        # The outputs of the head are the classes; what nobody reads saves nothing.
+        # The outputs of the head are the classes, and cutting channels that no layer reads saves
+        # nothing.
         if head in found.producers or not found.readers:
             continue
         parts.append(found)
@@ -121,7 +123,7 @@ def dependency_graph(net: nn.Module, example: torch.Tensor) -> Any:
     """Build the dependency graph of a net; raises an error if that is not possible."""
     try:
         with warnings.catch_warnings():
-            # torch-pruning warns of parameters outside of layers, which stay as they are.
+            # torch-pruning warns about parameters outside of layers, which are not changed.
             warnings.simplefilter("ignore")
             return torch_pruning.DependencyGraph().build_dependency(net, example)
     except Exception as error:
@@ -139,7 +141,7 @@ def _width(module: nn.Module) -> int:
 
 
 def whole_group(graph: Any, module: nn.Module, channels: list[int]) -> Any:
-    """Everything that must be cut together with some output channels of a layer."""
+    """All layers and channels that must be cut together with some output channels of a layer."""
     prune = graph.get_pruner_of_module(module).prune_out_channels
     return graph.get_pruning_group(module, prune, channels)
 
@@ -187,7 +189,8 @@ def _layers(
     found = []
     for name, macs in multiplications(net, example).items():
         module = net.get_submodule(name)
-        # A depthwise layer has one stream on both sides: its work grows with one width only.
+        # A depthwise layer has the same stream as input and output, so its work grows with one
+        # width only.
         reads = [] if getattr(module, "groups", 1) > 1 else into.get(name, [])
         shares = tuple((each, count / _inputs(module)) for each, count in reads)
         found.append(WidthLayer(name, macs, out_of.get(name, -1), shares, _weights(module)))

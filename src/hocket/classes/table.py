@@ -1,6 +1,6 @@
 """Description of a folder of parts: classes, groups, copies, calibration, measurements.
 
-The table holds plain data, read from JSON with every field checked; nothing in it names code.
+The table contains plain data, read from JSON with every field checked; nothing in it names code.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from hocket.classes.combine import Combiner, OddsCalibration
 
 _MAX_CLASSES = 100_000
 _MAX_NUMBERS = 1 << 28
-"""Most elements of one input."""
+"""Maximum number of elements of one input."""
 
 FileName = Annotated[str, Field(pattern=r"^[^./\\\x00][^/\\\x00]*$")]
-"""Name of a file in the folder itself: a table must not make a server read others."""
+"""Name of a file in the folder itself, so that a table cannot make a server read other files."""
 Numbers = tuple[NonNegativeInt, ...]
 
 
@@ -64,7 +64,7 @@ class PartTable(_Record):
     whole: Whole
     redundancy: int
     doubt: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Exponent for classes with missing answers, see `Combiner`."""
+    """Exponent for classes with missing answers; see `Combiner`."""
     hashes: dict[FileName, str] = {}
     """SHA-256 of the files in the folder, by name."""
 
@@ -79,8 +79,9 @@ class PartTable(_Record):
 
     @property
     def quorum(self) -> int:
-        """Answers per class that suffice if a worker is late: one less than its copies, at least
-        one."""
+        """Number of answers per class that suffice if a worker is late: one less than its copies,
+        at least one.
+        """
         return max(1, self.redundancy - 1)
 
     def to_data(self) -> dict[str, Any]:
@@ -97,7 +98,8 @@ class PartTable(_Record):
 
 
 def _disagreement(table: PartTable) -> str:
-    """Return which fields do not agree; empty if every class is held by parts that list it."""
+    """Description of fields that do not agree; empty if every class is held by parts that list
+    it."""
     if prod(table.input_shape) > _MAX_NUMBERS:
         return f"input_shape {table.input_shape} has too many numbers"
     if sorted(each for group in table.groups for each in group) != list(

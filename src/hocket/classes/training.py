@@ -1,9 +1,9 @@
 """Train the unsplit net, and each part on its own.
 
-A part learns to tell its classes and "others" apart (cross-entropy); its classes have at least half
-of the loss's weight. The net's outputs, with the probabilities of all other classes added up, are
-soft targets in addition to the labels (Hinton et al., "Distilling the knowledge in a neural
-network", 2015). Parts never communicate; parts that are trained together see the same batches, so
+A part learns to distinguish its classes and "others" (cross-entropy); its classes have at least
+half of the loss's weight. The net's outputs, with the probabilities of all other classes added up,
+are soft targets in addition to the labels (Hinton et al., "Distilling the knowledge in a neural
+network", 2015). Parts never communicate. Parts that are trained together see the same batches, so
 that the teacher is evaluated once for all of them.
 """
 
@@ -32,7 +32,7 @@ from hocket.classes.stepping import (
 Augment = Callable[[torch.Tensor], torch.Tensor]
 Draw = Callable[[], torch.Tensor]
 _AT_ONCE = 512
-"""Inputs per forward call."""
+"""Number of inputs per forward call."""
 _NO_OTHERS = -30.0
 """Log-probability of "others" for a part with all classes."""
 
@@ -86,10 +86,9 @@ def parts_lesson(
     recipe: NetTraining,
     augment: Augment | None = None,
 ) -> Lesson:
-    """Return the `Lesson` (nets trained on the same batches) of parts; a teacher is distilled.
+    """The `Lesson` (nets trained on the same batches) of parts; the teacher, if any, is distilled.
 
-    All inputs are drawn in random order, and a part's own classes have at least half of the
-    weight.
+    All inputs are drawn in random order, and a part's own classes have at least half of the weight.
     """
     counts = torch.bincount(data.labels).double()
     losses = [
@@ -103,8 +102,8 @@ def parts_lesson(
 def _evening(counts: torch.Tensor, classes: tuple[int, ...]) -> list[float]:
     """Loss weights of "others" and of each class that give a part's classes half of the total.
 
-    If they are at least half of the data, all inputs have weight 1: raising the weight of few
-    others would waste the other inputs.
+    If the part's classes are at least half of the data, all inputs have weight 1: a larger weight
+    for few others would waste the other inputs.
     """
     own = [float(counts[each]) for each in classes]
     total = float(counts.sum())
@@ -116,7 +115,9 @@ def _evening(counts: torch.Tensor, classes: tuple[int, ...]) -> list[float]:
 
 
 class PartLoss:
-    """Loss of a part; its lookup tensors are made here, as steps may be captured as CUDA graphs."""
+    """Loss of a part; its lookup tensors are created here, because steps may be captured as CUDA
+    graphs.
+    """
 
     def __init__(
         self,
@@ -136,7 +137,7 @@ class PartLoss:
         """Mean loss of a batch."""
         each = functional.cross_entropy(outputs, self._place_of[batch.labels], reduction="none")
         if batch.opinions is not None and self._share:
-            # A higher temperature shows how alike the teacher finds the other classes.
+            # A higher temperature shows how similar the other classes are for the teacher.
             soft = folded(batch.opinions / self._temperature, self._mine, self._rest)
             student = functional.log_softmax(outputs / self._temperature, dim=1)
             apart = (soft.exp() * (soft - student)).sum(dim=1)
@@ -172,7 +173,7 @@ def folded(logits: torch.Tensor, mine: torch.Tensor, rest: torch.Tensor) -> torc
 
 
 def _in_turn(data: Labelled, recipe: NetTraining) -> Draw:
-    """Draw batches in random order, shuffling anew when fewer inputs than a batch are left."""
+    """Draw batches in random order; shuffle anew when fewer inputs than a batch are left."""
     device = data.labels.device
     generator = torch.Generator(device).manual_seed(recipe.seed)
     count = min(recipe.batch, len(data.labels))
@@ -181,7 +182,7 @@ def _in_turn(data: Labelled, recipe: NetTraining) -> Draw:
     def draw() -> torch.Tensor:
         nonlocal order, at
         if at + count > len(order):
-            # Whole batches only: captured steps have one shape.
+            # Whole batches only, because captured steps have one shape.
             order, at = torch.randperm(len(data.labels), generator=generator, device=device), 0
         at += count
         return order[at - count : at]
@@ -191,7 +192,9 @@ def _in_turn(data: Labelled, recipe: NetTraining) -> Draw:
 
 @contextmanager
 def _quickest_convolutions(is_cuda: bool) -> Iterator[None]:
-    """Let cuDNN choose convolution kernels by timing: all steps have the same shapes."""
+    """Let cuDNN choose convolution kernels by timing, which pays because all steps have equal
+    shapes.
+    """
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = is_cuda or before
     try:
@@ -247,7 +250,7 @@ def learn(lessons: Sequence[Lesson], recipe: NetTraining, on_step: OnStep) -> in
     device = lessons[0].batch.inputs.device
     is_cuda = device.type == "cuda"
     draws = torch.random.fork_rng(devices=[device] if is_cuda else [])
-    # Training must not move the random state of the program around it.
+    # Training must not change the random state of the surrounding program.
     with draws, _quickest_convolutions(is_cuda):
         torch.manual_seed(recipe.seed)
         try:

@@ -58,9 +58,11 @@ class Validation:
     """Percentage points lost on validation data."""
     allowed_loss: float
     asked_s: float | None
-    """Requested seconds of an answer; None without a target."""
+    """Requested seconds per answer; None without a target."""
     target_s: float | None
-    """Longest time of the slowest part with which an answer meets the target; None without one."""
+    """Maximum time of the slowest part with which an answer meets the target; None without a
+    target.
+    """
     slowest_s: float
     predicted_s: float
     cores: int
@@ -122,7 +124,8 @@ def validated(
 
 def paired_error(first: FloatArray, second: FloatArray, labels: LongArray) -> float:
     """Standard error of the difference of two accuracies on the same inputs."""
-    # Both nets see the same inputs, so the error of the difference is smaller than of each.
+    # Both nets see the same inputs, so the error of the difference is smaller than that of each
+    # accuracy.
     apart = (first.argmax(axis=1) == labels).astype(float) - (second.argmax(axis=1) == labels)
     return float(apart.std(ddof=1) / sqrt(len(labels))) if len(labels) > 1 else 0.0
 

@@ -1,13 +1,13 @@
-"""Choose the widths of a part's layers: the least loss of value for each multiplication saved.
+"""Choose the widths of a part's layers: the smallest loss of value per multiplication saved.
 
 A stream is a set of channels that are cut together (the outputs of a layer, or of all layers that a
 residual sum adds). Greedy algorithm: starting from the unsplit net, repeatedly cut the least
 valuable channels of the stream that loses least per multiplication saved, or omit a residual block
-if that loses less, until the budget is met. No stream goes below its floor. Finally, budget left
-over by the last cut is used to restore the channels that help most. Savings are counted in vectors
-of channels, as a CPU computes them, and in weights that need not be read: for one input, layers
-with few positions spend more time reading weights than computing (Williams et al., "Roofline",
-2009). O(cuts · streams · layers of a stream).
+if that loses less, until the budget is met. No stream goes below its floor. Finally, budget that
+the last cut left over is used to restore the channels that help most. Savings are counted in
+vectors of channels, as a CPU computes them, and in weights that need not be read: for one input,
+layers with few positions spend more time reading weights than computing (Williams et al.,
+"Roofline", 2009). O(cuts · streams · layers of a stream).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class ChannelStream:
     units: int
     """Number of separately cut units; a unit of attention is one channel in every head."""
     consumers: int
-    """Number of layers that read the stream: each loses the inputs that are cut."""
+    """Number of layers that read the stream; each loses the inputs that are cut."""
     producers: int = 1
-    """Number of layers that write the stream: each loses the outputs that are cut."""
+    """Number of layers that write the stream; each loses the outputs that are cut."""
 
     @property
     def losers(self) -> int:
@@ -103,22 +103,24 @@ def _layer_macs(layer: WidthLayer, kept: FloatArray) -> float:
 
 @dataclass(frozen=True)
 class Floors:
-    """Least widths of streams and steps in which they are cut."""
+    """Minimum widths of streams, and steps in which they are cut."""
 
     least_units: int = 2
     least_share: float = 0.05
     least_blocks: float = 0.34
-    """Least fraction of a stream's blocks that is kept."""
+    """Minimum fraction of a stream's blocks that is kept."""
     vector_width: int = 8
-    """Channels that a CPU computes at once."""
+    """Number of channels that a CPU computes at once."""
 
     def block(self, stream: ChannelStream) -> int:
-        """Units cut at once: a vector, or an eighth of a stream narrower than two vectors."""
+        """Number of units cut at once: a vector, or an eighth of a stream narrower than two
+        vectors.
+        """
         is_wide = stream.units >= 2 * self.vector_width
         return self.vector_width if is_wide else max(1, stream.units // 8)
 
     def floor(self, stream: ChannelStream) -> int:
-        """Least number of units that are kept."""
+        """Minimum number of units that are kept."""
         least = max(self.least_units, int(np.ceil(self.least_share * stream.units)))
         return min(least, stream.units)
 
@@ -151,7 +153,7 @@ def chosen_widths(
         if not offers:
             break
         cutting.take(min(offers))
-    # The last cut may have saved more than was needed: what fits comes back.
+    # The last cut may have saved more than needed, so units that fit into the budget are restored.
     while offers := [*cutting.wider(budget_macs)]:
         cutting.take(max(offers))
     units = tuple(int(width) for width in cutting.widths)
@@ -195,7 +197,7 @@ class _Cutting:
         for index, stream in enumerate(self._model.streams):
             width = int(self.widths[index])
             size = self._floors.block(stream)
-            # Widths stay multiples of a vector: what is cut below one saves no time.
+            # Widths stay multiples of a vector, because a cut within a vector saves no time.
             less = (width - 1) // size * size
             if not width or less < self._floors.floor(stream):
                 continue
@@ -209,7 +211,8 @@ class _Cutting:
         blocks = self._model.blocks
         for index, share in enumerate(self._influence):
             block = blocks[index]
-            # Blocks of one stream may stand in for each other, but not all of them can go.
+            # Blocks of one stream may substitute for each other, but not all of them can be
+            # omitted.
             beside = [each for each, other in enumerate(blocks) if other.stream == block.stream]
             left = len(beside) - sum(each in self.omitted for each in beside)
             if index in self.omitted or left - 1 < self._floors.least_blocks * len(beside):
@@ -226,9 +229,10 @@ class _Cutting:
         held = float(self._held[index][width])
         block = self._block_of.get(index)
         if block is not None:
-            # Nothing left inside would be the block left out.
+            # A block with nothing left inside is equivalent to an omitted block.
             return self._missed(self._model.blocks[block], self._influence[block] * (1 - held))
-        # The logarithm: half of what is left hurts as much as half of the whole.
+        # Logarithmic, so that cutting half of the remaining value costs as much as cutting half of
+        # all.
         return float(-np.log(max(held, 1e-12))) * self._model.streams[index].losers
 
     def _missed(self, block: ResidualBlock, share: float) -> float:

@@ -1,9 +1,9 @@
-"""The agent of a machine: runs attempts here for a service on another machine.
+"""The agent of a machine: runs attempts on this machine for a service on another machine.
 
 ``hocket fleet agent`` polls the service (`AgentExecutor.sync` is the other side), executes its
 orders with a `LocalExecutor`, and sends output and checkpoints. After a restart it finds its
 attempts in its folder. If the link is cut or this process is gone, supervisors end their attempts
-when the lease in ``lease.json`` is over.
+when the lease in ``lease.json`` has expired.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from hocket.service.pinned_tls import connection_to
 from hocket.service.store.lock import FolderLock
 
 CALL_S = 0.3
-"""Time between two calls to the service; longer after a call that failed."""
+"""Seconds between two calls to the service; longer after a failed call."""
 TIMEOUT_S = 10.0
 CHUNK_BYTES = 512 * 1024
 _MAX_ANSWER_BYTES = 64 * 2**20
@@ -43,7 +43,7 @@ _LOG = logging.getLogger("hocket.service")
 
 
 class AgentClient:
-    """Requests of an agent; each thread has a connection of its own, which is kept open."""
+    """Sends requests of an agent; each thread has its own connection, which stays open."""
 
     def __init__(self, url: str, token: str, fingerprint: str, name: str) -> None:
         self._parts = urlsplit(url)
@@ -52,9 +52,9 @@ class AgentClient:
         self._local = threading.local()
 
     def call(self, method: str, path: str, body: bytes | None, kind: str) -> bytes:
-        """Body of the answer to one request.
+        """Body of the response to one request.
 
-        Raises `RunError` if no answer came, and `UsageError` if the service refused.
+        Raises `RunError` if there was no response, and `UsageError` if the service refused.
         """
         connection = self._connection()
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": kind}
@@ -76,7 +76,7 @@ class AgentClient:
         return data
 
     def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Answer of the service to a JSON body."""
+        """Response of the service to a JSON body."""
         data = self.call("POST", path, json.dumps(body).encode(), "application/json")
         try:
             content = json.loads(data)
@@ -96,7 +96,7 @@ class AgentClient:
 
 
 class Agent:
-    """Agent of one machine; ``folder`` is used by it alone and keeps its state across restarts."""
+    """Agent of one machine; ``folder`` belongs to it alone and keeps its state across restarts."""
 
     def __init__(self, folder: Path, devices: tuple[FleetDevice, ...], client: AgentClient) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ class Agent:
     ) -> None:
         """Call the service until closed, or until no call was answered for ``patience_s``.
 
-        Jobs continue to run afterwards, until their lease is over.
+        Jobs continue to run afterwards until their lease expires.
         """
         workers = [
             threading.Thread(target=self._repeat, args=(work,), name=f"agent-{name}", daemon=True)
@@ -167,7 +167,8 @@ class Agent:
         statuses = [
             {
                 "job": one.name.job, "attempt": one.name.attempt,
-                # Its output is part of an attempt: whoever follows it must have all of it.
+                # The output is part of an attempt: followers must receive all of it, so the attempt
+                # counts as running until it is sent.
                 "phase": RUNNING if one.name in over - self._is_sent else one.phase,
                 "exit_code": one.exit_code, "detail": one.detail, "was_asked": one.was_asked,
             }
@@ -184,7 +185,7 @@ class Agent:
         )
         ends_s = sent_s + float(answer["ends_after_s"])
         if files.boot_time_s() >= ends_s:
-            # An answer that took so long may say what is not so any more.
+            # After such a delay the orders in the response may be outdated.
             return
         files.renew_lease(self._lease, ends_s, float(answer["grace_s"]))
         self._checkpoints = {
@@ -252,20 +253,21 @@ class Agent:
             try:
                 is_whole = self._send_log(name, path)
             except UsageError:
-                # The service has given the attempt up, and others must not wait behind its log.
+                # The service has given up the attempt, and other logs must not wait behind this
+                # one.
                 self._is_sent.add(name)
                 continue
             if is_whole and name in ended:
                 self._is_sent.add(name)
-        # What never printed has no log.
+        # An attempt that never printed has no log file.
         self._is_sent |= {name for name in ended if not self._log_file(name).exists()}
 
     def _send_log(self, name: AttemptName, path: Path) -> bool:
-        """Send the next part of a log; True once the service has all that was written so far."""
+        """Send the next part of a log; True if the service now has all that has been written."""
         sent = self._sent_bytes.get(name, 0)
         with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
             size_bytes = os.fstat(file.fileno()).st_size
-            # A log that reached its limit was cut; what is new comes at its end.
+            # The middle of a log that reached its limit was dropped; new output is at its end.
             file.seek(min(sent, size_bytes))
             data = file.read(CHUNK_BYTES)
             if name in self._sent_bytes and not data:
@@ -292,7 +294,7 @@ class Agent:
                 self._stored[job] = step
 
     def _is_in_its_folder(self, job: int, path: str) -> bool:
-        """True if ``path`` lies in the folder of its job.
+        """True if ``path`` is inside the folder of its job.
 
         The path comes from the job, and this process may read files that the job may not.
         """
@@ -301,8 +303,9 @@ class Agent:
         return os.path.exists(real) and os.path.commonpath([own, real]) == own
 
     def _fetch(self, job: int, name: str) -> Path | None:
-        """Local folder with the newest checkpoint that the service has of a job; None if it has
-        none."""
+        """Local folder with the newest checkpoint that the service has of a job; None if there is
+        none.
+        """
         target = self._folder / "jobs" / str(job) / "fetched"
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(mode=0o700, parents=True)
@@ -330,12 +333,12 @@ def _packed(path: str) -> Iterator[Any]:
 
 
 def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Filter of an archive that keeps only files and folders: a link may lead anywhere."""
+    """Archive filter that keeps only files and folders, because a link may lead anywhere."""
     return entry if entry.isreg() or entry.isdir() else None
 
 
 def _identity(path: Path) -> str:
-    """Unique identity of this agent, kept in its folder."""
+    """Unique identity of this agent, stored in its folder."""
     if not path.exists():
         path.write_text(os.urandom(16).hex())
     return path.read_text().strip()

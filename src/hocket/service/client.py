@@ -23,20 +23,20 @@ from hocket.service.pinned_tls import checked_fingerprint, connection_to
 
 TIMEOUT_S = 60.0
 PATIENCE_S = 10.0
-"""Time for which a request that is safe to repeat is retried while the service restarts."""
+"""Seconds for which a request that is safe to repeat is retried while the service restarts."""
 _PAUSE_S = 0.25
 _MAX_ANSWER_BYTES = 256 * 2**20
 _BLOCK_BYTES = 65536
 
 
 class UnreachableError(RunError):
-    """The service does not answer, or its answer cannot be parsed."""
+    """The service does not respond, or its response cannot be parsed."""
 
     code = "unreachable"
 
 
 class BusyServiceError(UnreachableError):
-    """The service answers, but is too busy for this request; a retry after a moment helps."""
+    """The service responds, but is too busy for this request; a retry after a moment helps."""
 
 
 class RefusedByServiceError(UsageError):
@@ -59,7 +59,9 @@ class Address:
 
 
 class FleetClient:
-    """Sends requests to a service; ``locate`` is called for each, since a restart may move it."""
+    """Sends requests to a service; ``locate`` is called for each, because a restart may move the
+    service.
+    """
 
     def __init__(self, locate: Callable[[], Address]) -> None:
         self._locate = locate

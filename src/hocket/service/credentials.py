@@ -1,11 +1,11 @@
 """Access rights: the tokens of users, cookies in browsers, the token of an attempt.
 
-* Users send ``Authorization: Bearer <token>``; what that opens depends on the role of the token
+* Users send ``Authorization: Bearer <token>``; the role of the token decides what it permits
   (`hocket.service.tokens`). A route that changes something is for admins unless it is listed here.
 * A browser gets a cookie for a token (``POST /login``, form field ``token``) or for a link that
-  logs in once (``GET /login?code=...``). It is a secret of its own, HttpOnly and SameSite=Strict; a
-  request that changes something must also have the header `PAGE_HEADER`, which no form and no
-  foreign page can add.
+  logs in once (``GET /login?code=...``). The cookie is a secret of its own, HttpOnly and
+  SameSite=Strict. A request that changes something must also have the header `PAGE_HEADER`, which
+  no form and no foreign page can add.
 * The page's own forms, which work without scripts, need the header ``Origin`` instead. Browsers
   set it for every form, and it must name this service.
 * The processes of an attempt send the token of the attempt as bearer; the daemon checks it.
@@ -25,12 +25,12 @@ from hocket.service.tokens import ROLES, Holder, Role, Tokens
 PAGE_HEADER = "x-hocket-page"
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json", "/login", "/logout"})
 OPEN_PREFIX = "/static/"
-"""Path prefix of CSS and script, which need no token: they hold no data of the fleet."""
+"""Path prefix of CSS and script, which need no token because they contain no data of the fleet."""
 _ATTEMPT_PATH = re.compile(r"/v1/jobs/[^/]+/attempts/[^/]+/(report|checkpoints)")
 _FORM_PATH = re.compile(r"/jobs/[^/]+/(cancel|pause|resume)")
 
 _ASKING_PATHS = frozenset({"/v1/simulate"})
-"""Paths that are requested by POST though they change nothing."""
+"""Paths that are requested by POST although they change nothing."""
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 _USER_PATH = re.compile(r"/v1/jobs(/[^/:]+(:pause|:resume)?)?|/v1/login-links")
@@ -42,7 +42,7 @@ Access = Literal["open", "attempt", "form", "user"]
 
 
 def needed_role(method: str, path: str) -> Role:
-    """The least role that a request needs; a change that is not listed needs an admin."""
+    """Minimum role for a request; a change that is not listed needs an admin."""
     if _AGENT_PATH.match(path):
         return "agent"
     if method in _SAFE or path in _ASKING_PATHS:
@@ -86,7 +86,7 @@ class Credentials:
 
     @property
     def cookie_name(self) -> str:
-        """Cookie name of this fleet; unique per fleet, as browsers send cookies to all ports of a
+        """Cookie name of this fleet; unique, because browsers send cookies to all ports of a
         host."""
         return f"hocket-{hashlib.sha256(self.identity.encode()).hexdigest()[:12]}"
 

@@ -23,7 +23,7 @@ def write_endpoint(folder: Path, url: str) -> None:
 def read_endpoint(folder: Path) -> str:
     """The address of the service; raises `UsageError` if none was ever started."""
     path = folder / NAME
-    # Not Path.exists, which raises for names that are too long.
+    # os.path.exists, because Path.exists raises an error for names that are too long.
     if not os.path.exists(path):
         hint = "wait until hocket fleet serve says that it serves, or name its folder with --state"
         raise UsageError(f"no fleet was ever served from {str(folder)!r}", hint=hint)

@@ -1,11 +1,10 @@
-"""Refusals of the service, each with the HTTP status that it becomes.
+"""Refusals of the service, each with its HTTP status.
 
 UsageError
 ├── NotFoundError      404  there is no such job, attempt or log
-├── ForbiddenError     403  the job is another user's, or the token may not do that
+├── ForbiddenError     403  the job is another user's, or the token's role does not permit it
 ├── ConflictError      409  the job has changed since, or has ended
-├── StaleAttemptError  409  the attempt is not the one that holds the job,
-│                           or the request carries no token of that attempt
+├── StaleAttemptError  409  the attempt does not hold the job, or its token is missing or wrong
 └── KeyReusedError     422  the idempotency key belongs to another job
 RunError
 └── UnavailableError   503  nothing was changed: the disk is full, or the service shuts down
@@ -48,7 +47,7 @@ class KeyReusedError(UsageError):
 
 
 class UnavailableError(RunError):
-    """The service cannot do it now; nothing was changed, and trying again is safe."""
+    """The service cannot execute the request now; nothing was changed, and a retry is safe."""
 
     code = "unavailable"
 

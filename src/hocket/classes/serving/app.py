@@ -32,9 +32,8 @@ from hocket.service.credentials import bearer
 from hocket.service.rest.middleware import RequestMiddleware, misleading
 from hocket.service.rest.problems import RefusedError, answers, handle_errors, problem
 
-# What every request to the web service passes: the name it was sent to, its token, its size.
-#
-# The same checks as those of the fleet's service, with one token instead of many holders.
+# Every request passes these checks: host name, token, size. They are those of the fleet's service,
+# with one token instead of many holders.
 
 _OPEN = ("/healthz",)
 
@@ -112,7 +111,7 @@ def max_body_bytes(table: PartTable) -> int:
 
 def make_app(front_end: FrontEnd, token: str, hosts: tuple[str, ...] = ()) -> FastAPI:
     """Build the web service over a front end whose workers are running."""
-    # One thread: every worker takes part in every request, so two would only wait.
+    # One thread, because every request occupies all workers, so a second thread would only wait.
     line = ThreadPoolExecutor(1, "hocket-predict")
 
     @asynccontextmanager
@@ -135,7 +134,7 @@ def make_app(front_end: FrontEnd, token: str, hosts: tuple[str, ...] = ()) -> Fa
         nonlocal waiting
         if waiting >= MAX_WAITING:
             raise RefusedError(503, f"{waiting} requests are waiting", hint="ask again in a moment")
-        # Before it waits: a faulty input must not hold up others.
+        # Checked before it waits: a faulty input must not delay others.
         inputs = front_end.checked(inputs_of(await request.body(), request, front_end.table))
         waiting += 1
         try:
@@ -221,7 +220,7 @@ def inputs_of(body: bytes, request: Request, table: PartTable) -> np.ndarray[Any
         given = np.array(sent["input"])
     except (ValueError, TypeError, OverflowError):
         given = np.array(None)
-    # Numbers in quotes, truths and nothing are mistakes, though numpy would take them.
+    # Quoted numbers, booleans and null are mistakes, although numpy would accept them.
     if given.dtype.kind not in "iuf":
         raise UsageError(
             "the input is no array of numbers",
@@ -233,7 +232,8 @@ def inputs_of(body: bytes, request: Request, table: PartTable) -> np.ndarray[Any
 def answer_body(answer: Answer, names: tuple[str, ...], top: int) -> PredictBody:
     """Convert an answer to the response body with its ``top`` most probable classes."""
     shares = answer.probabilities
-    # By scores: shares that are equal in their last bit must not hide the label.
+    # Ordered by scores, because probabilities that are equal in their last bit must not hide the
+    # label.
     best = np.argsort(-answer.scores, kind="stable")[:top]
     return PredictBody(
         label=names[answer.label],

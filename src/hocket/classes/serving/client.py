@@ -39,7 +39,7 @@ class ClassesClient:
         """Return the answer to one input."""
         if not self._dtype:
             self._dtype = str(self.model()["input_dtype"])
-        # Raw bytes: writing and parsing JSON takes longer than the answer.
+        # Raw bytes, because writing and parsing JSON would take longer than the answer.
         raw = np.ascontiguousarray(inputs, dtype=np.dtype(self._dtype).newbyteorder("<")).tobytes()
         return self._call("POST", f"/v1/predict?top={top}", raw)
 
@@ -55,7 +55,8 @@ class ClassesClient:
             self._connection.request(method, path, body, headers)
             answer = self._connection.getresponse()
             body = answer.read()
-            # A service with too many connections refuses before it reads, and not in JSON.
+            # A service with too many connections refuses before it reads the request, and not in
+            # JSON.
             reply = json.loads(body) if answer.status != 503 or body[:1] == b"{" else {}
         except (OSError, http.client.HTTPException, ValueError) as error:
             self._connection.close()

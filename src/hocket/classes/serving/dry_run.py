@@ -1,10 +1,10 @@
 """Measure the time of an answer on this machine before anything is served.
 
 The workers that will serve receive one request after another, with a short pause between them, in
-the same way as real requests: an answer is combined as soon as every group has the copies it waits
-for, and a slow worker may still be busy with the previous request. The prediction is the median of
-these times, which is larger than the slowest of the parts' medians. The measurement lasts at least
-a second, because other load on a physical core varies over time.
+the same way as real requests: an answer is combined as soon as every group has enough copies, and a
+slow worker may still be busy with the previous request. The prediction is the median of these
+times, which is larger than the slowest of the parts' medians. The measurement lasts at least a
+second, because other load on a physical core varies over time.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ def forecast_of(front_end: FrontEnd) -> LatencyForecast:
     spent_ns: list[list[int]] = [[] for _ in table.parts]
     until_s = time.monotonic() + _SPELL_S
     while len(took_s) < _RUNS or time.monotonic() < until_s:
-        # Without a pause cores never sleep, and an answer would seem faster than it is.
+        # Without a pause cores never sleep, and answers would seem faster than in real use.
         time.sleep(_REST_S)
         each_s, replies = front_end.dry_run(example)
         took_s.append(each_s)
         for index, reply in replies.items():
             spent_ns[index].append(reply.spent_ns)
-    # A part that no answer waited for is as it was measured where it was made.
+    # A part for which no answer waited keeps the time that was measured when the split was made.
     part_s = tuple(
         1e-9 * float(np.median(mine)) if mine else part.latency_s
         for mine, part in zip(spent_ns, table.parts, strict=True)

@@ -1,10 +1,9 @@
 """The front end: sends an input to all workers and combines their answers into one.
 
 It waits for all living workers, so that the same input gets the same label and accuracy is that of
-the report. It does not wait for a dead worker. Once the other workers suffice for an answer (with
+the report. It does not wait for dead workers. When the other workers suffice for an answer (with
 one copy less per class), it waits for a late worker for at most `ServeOptions.patience_s`. Later
-replies are dropped. Only one request is in progress at a time, because every worker takes part in
-it.
+replies are dropped. Only one request is in progress at a time, because it occupies every worker.
 """
 
 from __future__ import annotations
@@ -32,11 +31,9 @@ from hocket.classes.serving.metrics import Metrics, metrics_of
 from hocket.classes.serving.wire import SLOTS, InputLayout, set_finished
 from hocket.classes.table import PartTable
 
-# Which core each worker is pinned to.
-#
-# Two threads of one physical core slow each other down by a third and more, so workers get physical
-# cores of their own as long as there are any; where cores are few, the longest parts go to the
-# least loaded. O(parts log cores).
+# Two threads of one physical core slow each other down by a third and more, so workers get separate
+# physical cores while there are any. With few cores, the longest parts go to the least loaded
+# cores. O(parts log cores).
 
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
@@ -45,7 +42,7 @@ def cores_for(part_s: Sequence[float], given: Sequence[int] | None) -> list[int 
     """Core of each part, from the given cores or else those of this process."""
     count = len(part_s)
     cores = apart(os.sched_getaffinity(0)) if given is None else list(given)
-    # The first core is the front end's where there are enough.
+    # The first core is left to the front end if there are enough cores.
     mine = cores[1:] if given is None and len(cores) > count else cores
     if not mine:
         return [None] * count
@@ -163,14 +160,14 @@ class FrontEnd:
         self._layout = InputLayout(folder.table.input_shape, folder.table.input_dtype)
         self._quorum = self.options.quorum or folder.table.redundancy
         self._least = min(self._quorum, folder.table.quorum)
-        # Anonymous memory: nothing is left in the file system if this process is killed.
+        # Anonymous memory: no file is left behind if this process is killed.
         self._descriptor = os.memfd_create("inputs")
         os.ftruncate(self._descriptor, self._layout.total_bytes)
         self._memory = mmap.mmap(self._descriptor, self._layout.total_bytes)
         self._slots = self._layout.slots(self._memory)
         self._number = 0
         self._counted_from = 1
-        """First request whose late answers are counted; those before it are of dry runs."""
+        """First request whose late answers are counted; earlier requests are dry runs."""
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._events = select.epoll()
@@ -245,13 +242,14 @@ class FrontEnd:
                 raise RunError(f"workers were not ready after {format_seconds(START_S)}")
 
     def _watch(self) -> None:
-        """Between requests: receive late replies, notice deaths, restart dead workers."""
+        """Between requests: receive late replies, detect deaths, restart dead workers."""
         while not self._stop.wait(_WATCH_S):
             with self._lock:
                 self._hear(0)
                 dead = [link for link in self._links if link.channel is None]
             for link in dead if self.options.restarts else ():
-                # Without the lock: to end and start a process takes longer than an answer.
+                # Outside the lock, because ending and starting a process takes longer than an
+                # answer.
                 if link.start_again():
                     with self._lock:
                         self._listen_to(link)
@@ -278,7 +276,7 @@ class FrontEnd:
             start_ns, answers, replies = self._replies(checked, START_S, self._quorum)
             answer = answer_from(self._combiner, answers, 0, start_ns)
             self._counted_from = self._number + 1
-        # A part may have no finite scores for an input that was made up.
+        # A part may return non-finite scores for an artificial input.
         if answer.missing and not any(answers[index] is None for index in replies):
             raise RunError("a worker did not answer", hint="its part may need more memory")
         return answer.took_s, replies
@@ -313,7 +311,8 @@ class FrontEnd:
         while not is_enough(self._table, quorum, answers, asked):
             if not is_answerable and is_enough(self._table, self._least, answers, asked):
                 is_answerable = True
-                # Counted from when the others suffice: that is what a late worker may cost.
+                # Counted from the moment when the others suffice, which is the time that a late
+                # worker may cost.
                 patient_ns = time.perf_counter_ns() + int(self.options.patience_s * 1e9)
                 until_ns = min(until_ns, patient_ns)
             left_s = (until_ns - time.perf_counter_ns()) * 1e-9
@@ -331,7 +330,7 @@ class FrontEnd:
                 for index in asked
                 if self._links[index].is_alive and not (index in replies and answers[index] is None)
             }
-        # Late workers skip the request instead of computing what nobody reads.
+        # Late workers skip the request instead of computing an answer that nobody reads.
         set_finished(self._memory, number)
         return start_ns, answers, replies
 

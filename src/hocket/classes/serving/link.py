@@ -19,11 +19,11 @@ from hocket.classes.serving.wire import ANSWER, READY, SLOTS, WAKE, InputLayout
 from hocket.processes.start import start_module
 
 _KEPT = 4096
-"""Most recent times kept for quantiles."""
+"""Number of recent times from which quantiles are computed."""
 _MODULE = "hocket.classes.serving.worker"
 _PAUSE_S = 0.1
 MAX_PAUSE_S = 30.0
-"""Longest pause before a worker that has died repeatedly is started again."""
+"""Maximum pause before a worker that has died repeatedly is started again."""
 
 
 def recent_times() -> deque[int]:
@@ -77,7 +77,7 @@ class WorkerLink:
 
     def start(self) -> None:
         """Start the worker process, which reports when it is ready."""
-        # Datagrams in order: one message is one request or answer.
+        # SOCK_SEQPACKET keeps message boundaries and order: one message is one request or answer.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         model = os.memfd_create("part")
         try:
@@ -116,7 +116,7 @@ class WorkerLink:
 
     def send(self, number: int, slot: int) -> bool:
         """Send a request to the worker; False if it is dead or has too many unanswered requests."""
-        # Its slots would be written over before it has read them.
+        # The slot of this request would be overwritten before the worker has read it.
         if not self.is_alive or len(self.waiting) >= SLOTS - 1:
             return False
         assert self.channel is not None
@@ -135,7 +135,7 @@ class WorkerLink:
         if self.channel is None:
             return None
         try:
-            # One number more than expected, so that too many are noticed.
+            # One number more than expected, so that too many outputs are detected.
             message = self.channel.recv(ANSWER.size + 4 * (self.spec.num_outputs + 1))
         except BlockingIOError:
             return None
@@ -168,7 +168,8 @@ class WorkerLink:
         self._hang_up()
         self.waiting.clear()
         self._may_start_s = time.monotonic() + self._pause_s
-        # Twice as long after every death, so that a broken part does not keep a core busy.
+        # The pause doubles after every death, so that a broken part does not occupy a core all the
+        # time.
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
 
     def _hang_up(self) -> None:

@@ -65,7 +65,7 @@ def metrics_of(times_ns: Iterable[int], workers: Sequence[tuple[bool, Counts]]) 
 
 
 def _quantiles(times_ns: Iterable[int]) -> Quantiles:
-    # Taken at once: other threads answer meanwhile.
+    # A copy, because other threads append meanwhile.
     taken = list(times_ns)
     if not taken:
         return Quantiles(0, None, None)

@@ -45,7 +45,7 @@ def serve(
             f"cannot listen on {host} port {port}: {error.strerror}",
             hint="leave out --port for a free one",
         ) from None
-    # Here and not in a worker, whose error nobody would see.
+    # Checked here, because nobody would see the error of a worker.
     check_parts(folder)
     with listener, FrontEnd(folder, options) as front_end:
         address = listener.getsockname()
@@ -71,7 +71,7 @@ def token_in(path: Path | None) -> str:
 
 def _write_private(path: Path, token: str) -> None:
     try:
-        # Readable by its owner alone from the first moment.
+        # Readable only by its owner from the first moment.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         raise UsageError(f"cannot write the token: {error.strerror}", where=str(path)) from None

@@ -1,9 +1,9 @@
 """Communication of front end and workers: inputs in shared memory, short messages over sockets.
 
 An input is written once, into a slot of memory that all workers map. A message of a few bytes over
-a worker's own socket (which keeps message boundaries) wakes it, and it answers over the same
-socket. The head of the memory holds the number of the last finished request, so that a late worker
-skips requests whose answers are no longer needed.
+a worker's own socket (which keeps message boundaries) wakes the worker, and it answers over the
+same socket. The head of the memory contains the number of the last finished request, so that a late
+worker skips requests whose answers are no longer needed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class InputLayout:
 
     @property
     def _stride(self) -> int:
-        # Slots share no cache line, and vector loads are aligned.
+        # Slots do not share a cache line, and vector loads are aligned.
         return -(-self.input_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
 
     def slots(self, memory: mmap.mmap) -> list[np.ndarray[Any, Any]]:

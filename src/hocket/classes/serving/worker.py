@@ -1,7 +1,7 @@
 """A worker process: one part, one core, one thread; it ends when the front end closes its socket.
 
 It is started as ``python -m hocket.classes.serving.worker SPEC`` with descriptors of its socket,
-the shared memory and the part, and loads neither torch nor the web server.
+the shared memory and the part. It loads neither torch nor the web server.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Compute = Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
 def main(spec: dict[str, Any]) -> None:
     """Load the part, report that it is ready, and answer requests."""
     if spec["core"] is not None:
-        # On one core its data stay in that core's caches.
+        # On one core the part's data stay in the caches of that core.
         os.sched_setaffinity(0, [spec["core"]])
     layout = InputLayout(tuple(spec["shape"]), spec["dtype"])
     with open(spec["model"], "rb") as file:
         model = file.read()
-    # Without a part it answers at once: so the cost of reaching workers is measured.
+    # A worker without a part answers at once, which measures the cost of reaching workers.
     compute = partial(infer, open_session(model)) if model else _nothing
     memory = mmap.mmap(spec["memory"], layout.total_bytes)
     slots = layout.slots(memory)
-    # The first runs allocate; no request shall pay for them.
+    # The first runs allocate memory, which must not delay a request.
     for _ in range(5):
         outputs = compute(np.zeros_like(slots[0]))
     with socket.socket(fileno=spec["socket"]) as channel:
@@ -57,7 +57,7 @@ def _answer(
             return
         number, slot = WAKE.unpack(message)
         if number <= finished(memory):
-            # Late already: an empty answer, so that the front end knows that the slot is free.
+            # Late already: an empty answer tells the front end that the slot is free.
             channel.send(ANSWER.pack(number, 0))
             continue
         start = time.perf_counter_ns()

@@ -22,5 +22,5 @@ class Clock:
 
     def now_s(self) -> float:
         """Current time; never less than a value returned before, to any thread."""
-        # The offset is rounded, so that the first moment could lie before the stored one.
+        # Rounding of the offset could put the first moment before the stored one.
         return max(self._not_before_s, self._offset_s + self._monotonic_s())

@@ -1,6 +1,7 @@
 """Commands of users and attempts, each a function on a transaction.
 
-A command that raises has changed nothing: it checks first, then lets `step` decide, then notes.
+A command that raises an error has changed nothing: it checks first, then calls `step`, then records
+the result.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ def submit(
     Returns its number; for an array, the number of its first job.
     """
     body_hash = hashlib.sha256(spec.model_dump_json().encode()).hexdigest()
-    # Users know nothing of each other's keys. A key that came over REST has no space.
+    # Keys of different users are independent. Keys from REST contain no space, so the joined text
+    # is unambiguous.
     key = None if key is None else f"{key} {owner}"
     if key is not None and (known := transaction.keys.get(key) or find_key(key)) is not None:
         if known.body_hash != body_hash:
@@ -141,9 +143,9 @@ def submit(
 def needed_jobs(
     transaction: Transaction, spec: JobSpec, owner: str, find_job: FindJob
 ) -> tuple[tuple[int, str], ...]:
-    """Jobs that have not ended and that a new job must wait for.
+    """Jobs that have not ended and for which a new job must wait.
 
-    Raises `UsageError` if one is unknown, or has ended in a way that breaks the condition.
+    Raises `UsageError` if a job is unknown, or has ended in a way that breaks the condition.
     """
     needed: dict[int, str] = {}
     for text in spec.after:
@@ -169,13 +171,14 @@ def _has_ended_so(record: JobRecord, condition: str) -> bool:
 def _referred(
     transaction: Transaction, reference: str, owner: str, find_job: FindJob
 ) -> list[JobRecord]:
-    """Jobs that a reference names: by number (an array: all its jobs), or the newest open one by
-    name."""
+    """Jobs to which a reference refers: by number (for an array all its jobs), or the newest open
+    job by name.
+    """
     if reference.isdecimal() and len(reference) < 16:
         record = transaction.jobs.get(int(reference)) or find_job(int(reference))
     else:
         named = [job for job in transaction.jobs.values() if job.spec.name == reference]
-        # One's own jobs first: others may use the same names.
+        # The user's own jobs first, because others may use the same names.
         record = max(named, key=lambda job: (job.owner == owner, job.number), default=None)
     if record is None:
         hint = "name a job that has not ended, or give the number of one"
@@ -196,7 +199,7 @@ def _refuse_where_it_runs_nowhere(
         on_gang(spec, gang, device_type): None for gang in gangs for device_type in device_types
     }
     if spec.throughputs is not None and not any(name in known for name in spec.throughputs):
-        # One of several may be unknown: a job file may serve more clusters than this one.
+        # Some names may be unknown, because a job file may serve other clusters than this one.
         name = next(iter(spec.throughputs), "")
         raise unknown_name("device type", name, tuple(known), where="throughputs")
     if capacity is None:
@@ -221,7 +224,7 @@ def steps_per_s(
 def _with_name(
     state: FleetState, column: Literal["teams", "users"], name: str, config: ServerConfig
 ) -> tuple[FleetState, int]:
-    """The state with a team or user added if it is new, and the index of that team or user."""
+    """The state with a team or user added if new, and the index of that team or user."""
     names: tuple[str, ...] = getattr(state, column)
     if name not in names:
         names = (*names, name)
@@ -230,14 +233,14 @@ def _with_name(
 
 
 def with_config(state: FleetState, config: ServerConfig) -> FleetState:
-    """The state with the weights and quotas that the config gives to its users and teams."""
+    """The state with the weights and quotas of users and teams from the config."""
     users = [config.limits_of(user) for user in state.users]
     teams = [config.quota_of_team(team) for team in state.teams]
     return state.but(
         user_weight=np.array([user.weight for user in users]),
         team_weight=np.array([team.weight for team in teams]),
         user_quota=np.array([user.limits for user in users]),
-        # Jobs without a team are in the first one, which has no limits.
+        # Jobs without a team belong to the first team, which has no limits.
         team_quota=np.array([(math.inf, math.inf), *(team.limits for team in teams[1:])]),
     )
 
@@ -257,7 +260,7 @@ def change_job(
     record = _record(transaction, number, version, find_job, only_of)
     phase, time_s = phase_of(transaction.state, number), transaction.time_s
     if phase == ENDED:
-        # One that was cancelled may still be stopping.
+        # A cancelled job may still be stopping; a second cancel is no error.
         if change == "cancel" and record.status not in ("succeeded", "failed", "timed out"):
             return
         raise ConflictError(f"job {number} has ended ({record.status})")
@@ -279,7 +282,9 @@ def _record(
     find_job: FindJob,
     only_of: str | None,
 ) -> JobRecord:
-    """The record of the job to change; ``only_of`` is the user who asks, None for an admin."""
+    """Record of the job to change; ``only_of`` is the user who requests the change, None for an
+    admin.
+    """
     record = transaction.jobs.get(number) or find_job(number)
     if record is None:
         raise NotFoundError(f"there is no job {number}")
@@ -307,7 +312,7 @@ def report(
     can_save: bool = False,
     reference: Throughputs | None = None,
 ) -> LeaseAnswer:
-    """Record the progress of an attempt; returns whether it may continue."""
+    """Record the progress of an attempt; return a lease that permits or ends its run."""
     _check_steps(done_steps)
     attempt = _proven(transaction, name, token)
     if phase_of(transaction.state, name.job) != ENDED:
@@ -347,7 +352,8 @@ def finish(transaction: Transaction, *numbers: int) -> None:
 
 
 def lease(transaction: Transaction, name: AttemptName) -> LeaseAnswer:
-    """The lease of an attempt: whether it may continue, and until when."""
+    """Lease of an attempt: permission to continue, with its end, or the time by which it must
+    stop."""
     attempt = find(transaction.attempts, name)
     if attempt is None or attempt.stopping_since_s is not None:
         since_s = (
@@ -372,11 +378,11 @@ def commit_checkpoint(
     attempt = _proven(transaction, name, token)
     newest = transaction.checkpoints.get(name.job)
     if newest is not None and step < newest.step:
-        # Whatever it is for, the job would lose work if it went on from there.
+        # Resuming from the older checkpoint would lose work of the job.
         return newest
     transaction.note_that_it_saves(name.job)
     if attempt.stopping_since_s is None:
-        # Of two jobs that may be displaced, the one that would lose less work is.
+        # Preemption prefers jobs that lose less work, so the steps saved are part of the state.
         transaction.happen(
             Progress(
                 time_s=transaction.time_s, number=name.job, attempt=name.attempt, saved_steps=step
@@ -395,7 +401,9 @@ def _check_steps(steps: float) -> None:
 
 
 def _proven(transaction: Transaction, name: AttemptName, token: str) -> AttemptRecord:
-    """The attempt that sent a request, after checking its token and that it has not ended."""
+    """The attempt that sent a request; raises an error unless its token is right and it has not
+    ended.
+    """
     attempt = find(transaction.attempts, name)
     is_right = attempt is not None and hmac.compare_digest(attempt.token.encode(), token.encode())
     if attempt is None or attempt.started_s is None or not is_right:

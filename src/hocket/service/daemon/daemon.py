@@ -1,8 +1,8 @@
 """The service without its web server: state of a running fleet, and requests that read or change
 it.
 
-One thread decides: it alone owns the store and replaces the state, which all threads may read. One
-thread acts: it alone talks to the executor.
+One thread decides: only it uses the store and replaces the state, which all threads may read. One
+thread acts: only it talks to the executor.
 """
 
 from __future__ import annotations
@@ -45,10 +45,9 @@ from hocket.service.spec import JobSpec
 from hocket.service.store.store import Store
 from hocket.service.usage import UsageRow, count_usage
 
-# How a daemon begins: the state as it was stored, fitted to how the service was started now.
-#
-# Nothing is replayed. Attempts that were open stay open; the first poll of the executor reports
-# what became of them, as every later poll does.
+# Recovery replays nothing. The stored state is adapted to the options of this start. Attempts that
+# were open stay open; the first poll of the executor reports their outcome, as every later poll
+# does.
 
 
 def recovered(
@@ -76,8 +75,8 @@ def recovered(
     ):
         dry_run_day(rules, state.device_types)
         dry_run_round(state)
-    # Else this policy accepted these jobs before, and a restart need not wait for the kernels to
-    # load: the first decision loads them while the service answers already.
+    # Otherwise this policy has accepted these jobs before, so a restart need not wait for kernels:
+    # the first decision loads them while the service already responds.
     waiting, held = holder_index(loaded.attempts)
     service_state = ServiceState(
         state=state,
@@ -95,7 +94,7 @@ def recovered(
 def _refitted(
     state: FleetState, rules: Rules, device_types: tuple[str, ...], jobs: Mapping[int, JobRecord]
 ) -> FleetState:
-    """The stored state under new rules, with device types added that it did not contain."""
+    """The stored state under new rules, with new device types added."""
     state = _with_sharing_as(state.but(rules=rules), jobs)
     new = tuple(
         device_type for device_type in device_types if device_type not in state.device_types
@@ -130,8 +129,7 @@ def _refitted(
 
 
 def _with_sharing_as(state: FleetState, jobs: Mapping[int, JobRecord]) -> FleetState:
-    """The state, without pairs if its policy has none; raises `UsageError` if jobs share
-    devices."""
+    """The state without pairs if its policy has none; raises `UsageError` if jobs share devices."""
     if state.pair_estimates is None or allows_sharing(state.rules):
         return state
     sharing = [number for number, job in jobs.items() if job.spec.space_sharing]
@@ -172,7 +170,9 @@ class Daemon:
         self.config = config or ServerConfig()
         """Limits of users and teams."""
         self._capacity = capacity
-        """Devices of each type if no more can join: larger gangs are refused."""
+        """Number of devices of each type if no more can join, so that larger gangs are refused;
+        None otherwise.
+        """
         self._shares_devices = shares_devices
         """True if the engine runs two attempts on one device."""
         service_state = recovered(store, rules, device_types, self.config, time.time())
@@ -183,7 +183,8 @@ class Daemon:
         self._clock = clock or Clock(service_state.state.time_s)
         self._began_s = self._clock.now_s()
         self._heard: dict[int, tuple[int, float]] = {}
-        """Attempt of each job that reported last, and when; for jobs with a limit on silence."""
+        """Attempt of each job that reported last, with the time; for jobs with a limit on silence.
+        """
         self._decider = Decider(service_state, store, self._clock)
         self._loops = Loops(self._decider, self._clock, poll_s)
         self.metrics = FleetMetrics(lambda: self._decider.service_state, self._clock.now_s)
@@ -215,7 +216,7 @@ class Daemon:
 
     @property
     def is_closing(self) -> bool:
-        """True once shutdown was requested; no further events will come."""
+        """True after shutdown was requested; no further events will come."""
         return self._loops.is_closing
 
     @property
@@ -225,7 +226,7 @@ class Daemon:
 
     @property
     def trouble(self) -> str:
-        """Error that keeps jobs from being run now; empty if there is none."""
+        """Error that prevents jobs from running now; empty if there is none."""
         trouble: str = self._loops.trouble or self._reconciler.trouble
         return trouble
 
@@ -273,7 +274,7 @@ class Daemon:
     ) -> JobRecord:
         """Cancel, pause or resume a job.
 
-        Raises `ConflictError` where it has ended or has another version, and `ForbiddenError` where
+        Raises `ConflictError` if the job has ended or has another version, and `ForbiddenError` if
         it is not a job of user ``only_of`` (None for admins).
         """
         self._answer(
@@ -289,7 +290,7 @@ class Daemon:
         return self.job(number)
 
     def drain(self, names: tuple[str, ...]) -> None:
-        """Let devices take no new jobs until they are reopened."""
+        """Drain devices: they take no new jobs until they are reopened."""
         self._answer(partial(commands.drain, names=names))
 
     def reopen(self, names: tuple[str, ...]) -> None:
@@ -393,7 +394,7 @@ class Daemon:
     def _hear(self, name: AttemptName) -> None:
         job = self.service_state.jobs.get(name.job)
         if job is not None and job.spec.silence_s is not None:
-            # Only the newest attempt of a job can speak, so there is one entry per such job.
+            # Only the newest attempt of a job can report, so there is one entry per such job.
             self._heard[name.job] = (name.attempt, self._clock.now_s())
 
     def _heard_s(self, name: AttemptName) -> float:

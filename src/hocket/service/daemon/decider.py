@@ -1,7 +1,7 @@
 """Applies batches of commands to the state and commits the result, without threads.
 
-Answers of a batch are given only after its commit. If the commit fails, the state stays as it was,
-so no user has seen an answer that is now wrong.
+Responses of a batch are given only after its commit. If the commit fails, the state stays
+unchanged, so no user has seen a response that is wrong afterwards.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Decider:
         except HocketError as error:
             _fail_all(requests, error)
         except Exception as error:
-            # A command that breaks shall not take those beside it along, nor leave half of itself.
+            # A failing command must neither fail the other commands of the batch nor leave a
+            # partial change, so each is tried alone.
             if len(requests) > 1:
                 for request in requests:
                     self.decide([request])
@@ -79,7 +80,7 @@ class Decider:
 
 
 class _HalfDoneError(Exception):
-    """A command was refused after it had changed the transaction, which must be dropped."""
+    """A command was refused after it had changed the transaction, which must be discarded."""
 
     def __init__(self, why: HocketError) -> None:
         super().__init__(str(why))

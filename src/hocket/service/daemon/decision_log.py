@@ -1,7 +1,7 @@
 """The log of decisions: one line in ``decisions.log`` of the state folder per decision.
 
-Each line states the decision and the numbers behind it. Lines are written after the commit, so none
-reports something that did not happen. If the disk is full, lines are lost, not decisions.
+Each line states the decision and the numbers behind it. Lines are written after the commit, so
+every reported decision has happened. If the disk is full, lines are lost, but no decisions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NUM_KEPT = 4
 
 
 class DecisionLog:
-    """Appends lines; a full file is kept as ``decisions.log.1``, and older ones after it."""
+    """Appends lines; a full file is renamed to ``decisions.log.1``, and older ones are shifted."""
 
     def __init__(self, folder: Path) -> None:
         self._file = _PlainFiles(
@@ -43,14 +43,16 @@ class DecisionLog:
 
 
 class _PlainFiles(RotatingFileHandler):
-    """Opens files that a job cannot have replaced by a link or a pipe."""
+    """Log handler that opens files without following links or pipes, which a job might have
+    created.
+    """
 
     def _open(self) -> TextIOWrapper:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         return open(open_plain(self.baseFilename, flags), "a", encoding="utf-8")
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Drop what cannot be written."""
+        """Drop lines that cannot be written."""
 
 
 def describe_start(before: FleetState, after: FleetState, start: Start) -> str:

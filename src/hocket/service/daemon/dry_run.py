@@ -1,9 +1,9 @@
 """Dry runs of decisions, to refuse jobs that the policy cannot serve and to compile kernels early.
 
-Some policies cannot serve every job: those that look at the remaining work must know it. `step`
-finds that out when a round begins, which may be long after the job was accepted, and then no round
-could begin any more. So a job is refused if a fleet with only this job cannot begin a round, and a
-service does not start if its stored jobs do not suit its policy.
+Some policies cannot serve every job; for example, policies that use the remaining work must know
+it. `step` detects this when a round begins, which may be long after the job was accepted, and then
+no round could begin any more. So a job is refused if a fleet with only this job cannot begin a
+round. A service does not start if its stored jobs do not suit its policy.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from hocket.fleet.rounds.step import step
 
 
 def dry_run_job(state: FleetState, job: Job) -> None:
-    """Raise `UsageError` where the state's policy cannot serve a job."""
+    """Raise `UsageError` if the state's policy cannot serve a job."""
     kind_of_job = (job.gang > 1, math.isfinite(job.total_steps), math.isfinite(job.deadline_s))
     try:
         _dry_run_like(state.rules, *kind_of_job)
     except UsageError:
-        # Once more with the job itself, so that the message names its number and devices.
+        # Repeated with the job itself, so that the message contains its number and devices.
         step(_emptied(state), Submit(time_s=state.time_s, jobs=(job,)))
 
 
 @lru_cache(maxsize=64)
 def _dry_run_like(rules: Rules, is_gang: bool, knows_steps: bool, has_deadline: bool) -> None:
-    """Check one job that stands for all jobs with these properties; a success is cached."""
+    """Check one job that represents all jobs with these properties; a success is cached."""
     devices = (FleetDevice(name="a", device_type=""), FleetDevice(name="b", device_type=""))
     job = Job(
         number=1,
@@ -52,7 +52,7 @@ def _dry_run_like(rules: Rules, is_gang: bool, knows_steps: bool, has_deadline: 
 
 
 def dry_run_round(state: FleetState) -> None:
-    """Raise `UsageError` where the state's policy cannot serve its jobs."""
+    """Raise `UsageError` if the state's policy cannot serve its jobs."""
     due = state.but(next_tick_s=state.time_s, solved_s=-np.inf, is_dirty=True, warm=None)
     step(due, Tick(time_s=state.time_s))
 

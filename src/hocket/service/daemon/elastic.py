@@ -1,7 +1,7 @@
 """Elastic jobs of a running fleet: choice of the gang size at the start and at each round.
 
-A job that has plans for several numbers of devices is stopped and restarted with another number if
-the gain is worth it, and gets the plan for the devices that it then has.
+A job with plans for several numbers of devices is stopped and restarted with another number if the
+gain is worth it. It then gets the plan for its new number of devices.
 """
 
 from __future__ import annotations

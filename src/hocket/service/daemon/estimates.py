@@ -1,12 +1,12 @@
-"""Estimates for jobs that nobody measured: speeds on other device types, and beside other jobs.
+"""Estimates for jobs without measurements: speeds on other device types, and beside other jobs.
 
 A job without stated throughputs counts as one step per second everywhere until it is measured. Its
-first measurement says how much work a step is, not that the first device type is faster than the
-others. So device types on which it never ran count as equally fast. With ``estimate = true`` their
-speeds follow from a table of other jobs instead (`serve --throughputs`; Narayanan et al., OSDI
-2020, section 3.3), one standard deviation above the mean, so that the job is tried there. The part
-of its speed that a job keeps beside another is completed from measured pairs, here and in the
-table.
+first measurement shows how much work a step is, not that the first device type is faster than the
+others, so untried device types count as equally fast. With ``estimate = true`` their speeds are
+predicted from a table of other jobs instead (`serve --throughputs`; Narayanan et al., OSDI 2020,
+section 3.3), one standard deviation above the mean, so that the job is tried there. The fraction of
+its speed that a job keeps beside another job is completed from measured pairs, of this fleet and of
+the table.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from hocket.fleet.throughputs.unseen import belief_from, complete
 from hocket.service.spec import JobSpec, is_preemptible
 
 _BOLDNESS = 1.0
-"""Deviations above the most likely speed at which untried device types are estimated."""
+"""Standard deviations above the most likely speed at which untried device types are estimated."""
 _USUAL_PART = 0.6
-"""Part of its speed that a job keeps beside another where nothing was measured: the median of
-Gavel's published pairs is 0.68 on V100, 0.59 on P100 and 0.54 on K80."""
+"""Fraction of its speed that a job keeps beside another without any measurement. The median of
+Gavel's published pairs is 0.68 on V100, 0.59 on P100 and 0.54 on K80.
+"""
 _LEAST_PART = 0.05
 
 
@@ -68,8 +69,10 @@ def with_spec_profile(
     alone: tuple[float, ...],
     reference: Throughputs | None,
 ) -> tuple[FleetState, int]:
-    """The state in which a job may share devices, and its profile; -1 for one that may not. Jobs of
-    one owner, name and gang have one profile."""
+    """The state in which a job may share devices, and the job's profile (-1 if it may not share).
+
+    Jobs of one owner, name and gang have one profile.
+    """
     if not spec.space_sharing:
         return state, -1
     profile = json.dumps([owner, spec.name, spec.gang])
@@ -117,8 +120,7 @@ def _with_untried(
 def _parts(
     known: PairEstimates, device_types: tuple[str, ...], reference: Throughputs | None
 ) -> FloatArray:
-    """Fractions of their speed that profiles keep when paired: measured if known, else
-    completed."""
+    """Fractions of their speed that paired profiles keep: measured if known, else completed."""
     own = [JobProfile(*json.loads(profile)[1:]) for profile in known.profiles]
     gang = np.array([profile.gang for profile in own])
     part = np.where(known.is_measured, known.part, np.nan)
@@ -134,7 +136,7 @@ def _parts(
         for a, b in np.argwhere(np.isnan(part).all(axis=2)):
             if rows[a] >= 0 and rows[b] >= 0:
                 part[a, b] = measured[rows[a], rows[b]]
-    # One more profile, the usual one, which all others are completed towards.
+    # One more profile with the usual fraction, which pulls the completion of all others towards it.
     size = len(own) + 1
     whole = np.full((size, size, len(device_types)), _USUAL_PART)
     whole[:-1, :-1] = np.where(part > 0.0, part, np.nan)

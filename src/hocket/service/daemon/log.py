@@ -1,4 +1,4 @@
-"""Output of an attempt, read so that a job cannot mislead or block the reader with its log file."""
+"""Read the output of an attempt, so that a job's log file cannot mislead or block the reader."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hocket.service.plain_file import NotPlainError, open_plain_below
 
 
 class Log:
-    """The log of an attempt, which may not exist yet, or be replaced by its job at any time."""
+    """The log of an attempt, which may not exist yet, and which its job may replace at any time."""
 
     def __init__(self, folder: Path, number: int, attempt: int) -> None:
         self._folder = folder

@@ -1,7 +1,8 @@
 """Two threads around `Decider` and `Reconciler`: one decides and commits, one acts.
 
 Deciding never waits for the executor, whose calls may take seconds, and acting never waits for the
-disk. Commands that came while a batch was committed make up the next batch.
+disk. Commands that arrive during a commit form the next batch. Users' commands go before reports of
+the executor.
 """
 
 from __future__ import annotations
@@ -26,20 +27,19 @@ from hocket.service.errors import UnavailableError
 from hocket.service.executors.executor import AttemptName
 from hocket.service.store.tables import Batch
 
-# Commands that wait to be decided: what people ask goes before reports of the engine.
-#
 # A node that dies ends hundreds of attempts at once, and each is a decision of some milliseconds.
-# Only a few of them go into one batch, so that nobody who asks waits for all of them.
+# Only a few of them go into one batch, so that no user's command waits for all of them.
 
 MAX_ASKED = 64
-"""Most commands of users and processes in one batch; in a larger one the first waits for the
-last."""
+"""Maximum number of commands of users and processes in one batch; with more, the first would wait
+long for the last.
+"""
 MAX_REPORTS = 3
-"""Most reports of the executor in one batch."""
+"""Maximum number of executor reports in one batch."""
 
 
 class Inbox:
-    """Two queues, of commands and of reports, with one event that wakes the reader."""
+    """Two queues, of commands and of reports, with one condition that wakes the reader."""
 
     def __init__(self) -> None:
         self._event_notifier = threading.Condition()
@@ -139,12 +139,14 @@ class Loops:
     def _post(self, request: Request, *, is_report: bool) -> Future[Any]:
         self._inbox.put(request, is_report=is_report)
         if self.is_closing:
-            # Nobody may be left to take it.
+            # The reading thread may have ended already, so nobody would take the request.
             self._refuse_waiting()
         return request.future
 
     def wait(self, is_so: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until ``is_so()`` holds, which only a commit can change, or ``timeout_s`` passed."""
+        """Wait until ``is_so()`` holds, which only a commit can change, or until ``timeout_s`` has
+        passed.
+        """
         with self._committed:
             self._committed.wait_for(lambda: is_so() or self.is_closing, timeout_s)
 
@@ -163,7 +165,7 @@ class Loops:
             self._mind(tick)
 
     def _mind(self, tick: Request) -> None:
-        """Note whether a round could begin; if not, it is retried after a delay."""
+        """Record whether a round could begin; if not, it is retried after a delay."""
         if not tick.future.done():
             return
         error = tick.future.exception()
@@ -183,7 +185,7 @@ class Loops:
             try:
                 observe(service_state, batch)
             except Exception:
-                # What is committed stands, whoever looks at it.
+                # The commit is valid even if an observer fails.
                 _LOG.exception("a commit could not be observed")
         with self._committed:
             self._committed.notify_all()
@@ -208,7 +210,7 @@ class Loops:
 
     @staticmethod
     def _safely(reconciler: Reconciler, act: Callable[[], None]) -> None:
-        """Call the reconciler; an unexpected exception is noted, and polling continues."""
+        """Call the reconciler; an unexpected exception is recorded, and polling continues."""
         try:
             act()
         except Exception as error:

@@ -41,16 +41,16 @@ def ended(transaction: Transaction, statuses: Sequence[Status]) -> None:
     if finished:
         finish(transaction, *(name.job for name in finished))
     for status in statuses:
-        # Those that finished are closed by now.
+        # Finished attempts are closed by now.
         if (attempt := find(transaction.attempts, status.name)) is not None:
             _end(transaction, attempt, status)
 
 
 def _has_finished(transaction: Transaction, status: Status) -> bool:
-    """True if the job is done: the command ended well, and not because it was asked to end.
+    """True if the job is done: the command succeeded, and not because it was asked to stop.
 
-    One that ended in the same instant as it was to be stopped may have been done before it knew,
-    be it by a signal or by the answer to its report.
+    A command that ended at the same instant as its stop was decided may have finished before it
+    received the stop, as a signal or as the response to its report.
     """
     attempt = find(transaction.attempts, status.name)
     if attempt is None or status.phase == LOST or status.exit_code != 0:
@@ -76,8 +76,10 @@ def _end(transaction: Transaction, attempt: AttemptRecord, status: Status) -> No
 
 
 def _count_loss(transaction: Transaction, number: int, status: Status) -> None:
-    """Report an attempt that lost work by preemption to the rounds: it did not end by itself, or
-    reported more steps than it saved."""
+    """Report work lost by preemption to the rounds.
+
+    Work is lost if the attempt did not end by itself, or reported more steps than it had saved.
+    """
     job, checkpoint = transaction.jobs[number], transaction.checkpoints.get(number)
     saved_steps = 0.0 if checkpoint is None else checkpoint.step
     if status.exit_code == 0 and job.done_steps <= saved_steps:
@@ -88,7 +90,7 @@ def _count_loss(transaction: Transaction, number: int, status: Status) -> None:
 
 
 def _give_up(transaction: Transaction, number: int, message: str) -> None:
-    """End a job whose command cannot be run: a retry would not help."""
+    """End a job whose command cannot be executed, because a retry would not help."""
     job = transaction.jobs[number]
     transaction.happen(Cancel(time_s=transaction.time_s, numbers=(number,), is_failure=True))
     transaction.put_job(replace(job, failures=job.failures + 1, message=message))
@@ -151,6 +153,6 @@ def see_devices(transaction: Transaction, devices: tuple[FleetDevice, ...]) -> N
 
 
 def see_unknown_types(transaction: Transaction, device_types: Sequence[str]) -> None:
-    """Note devices of unknown types: no job has a speed for them, so they stay unused."""
+    """Record devices of unknown types, which stay unused because no job has a speed for them."""
     for device_type in device_types:
         transaction.note("device-type-unknown", device_type=device_type)

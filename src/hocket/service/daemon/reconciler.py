@@ -1,7 +1,7 @@
 """Makes what runs equal to what was committed, by comparing both repeatedly.
 
-There is no list of pending orders, which a crash would lose: each pass compares the committed state
-with what the executor reports and does what is missing. So a restart needs no special handling,
+There is no list of pending orders, which a crash would lose. Each pass compares the committed state
+with the executor's report and does what is missing. So a restart needs no special handling,
 repeating an action is harmless (an attempt's name makes ``start`` idempotent), and an outcome that
 could not be stored is seen again.
 """
@@ -37,9 +37,10 @@ Item = TypeVar("Item")
 MAX_START_TRIES = 5
 """Number of refused starts after which an attempt is reported as unable to start."""
 START_AGAIN_S = 1.0
-"""Delay before the second try to start; it doubles with each further try."""
+"""Seconds before the second try to start; doubled for each further try."""
 KILL_AFTER_S = 10.0
-"""Time after its grace at which the reconciler kills an attempt that its executor did not."""
+"""Seconds after its grace at which the reconciler kills an attempt that its executor did not end.
+"""
 
 
 class _Refusal(NamedTuple):
@@ -81,8 +82,9 @@ class Reconciler:
         self._num_looks = 0
         self._heard_s = heard_s
         self._running_since_s: dict[AttemptName, float] = {}
-        """Time at which attempts were first seen to run: one that waits in the queue of its engine
-        cannot report anything."""
+        """Time at which attempts were first seen running; an attempt in its engine's queue cannot
+        report.
+        """
         self._refusals: dict[AttemptName, list[_Refusal]] = {}
         """Errors of each attempt that could not be started, one per try."""
         self._unknown_types: set[str] = set()
@@ -114,12 +116,12 @@ class Reconciler:
         self.apply(name_of(record) for record in service_state.open_attempts())
 
     def apply(self, names: Iterable[AttemptName]) -> None:
-        """Start and stop attempts as the committed state says, where that was not done yet."""
+        """Start and stop attempts according to the committed state."""
         if not self._num_looks:
-            # What runs already is not known yet.
+            # Before the first poll it is unknown which attempts run already.
             return
         service_state = self._service_state()
-        # Stops first: they take longest.
+        # Stops first, because they take longest.
         records = [record for name in names if (record := service_state.attempt(name)) is not None]
         for record in sorted(records, key=lambda record: record.stopping_since_s is None):
             if record.started_s is None:
@@ -155,7 +157,7 @@ class Reconciler:
     def _stop(self, service_state: ServiceState, record: AttemptRecord, since_s: float) -> None:
         name, now_s = name_of(record), self._now_s()
         ends_s = since_s + service_state.jobs[record.job].spec.grace_s
-        # One that said itself that it finished may take its grace to clean up.
+        # An attempt that reported that it has finished may use its grace to clean up.
         is_due = record.outcome != "finished" or now_s >= ends_s
         if name not in self._known:
             self._fence(name, EXITED, "it never started")
@@ -169,8 +171,10 @@ class Reconciler:
             self._asked_to_stop[name] = self._num_looks
 
     def _fence(self, name: AttemptName, phase: Phase, detail: str) -> None:
-        """Make sure that an attempt which the executor does not know never starts; once a later
-        look has not found it either, it is over."""
+        """Ensure that an attempt unknown to the executor never starts.
+
+        It is over when a later poll has not found it either.
+        """
         if self._asked_to_stop.get(name, self._num_looks) < self._num_looks:
             status = Status(name=name, phase=phase, detail=detail)
             self._report(name, partial(observations.ended, statuses=[status]))
@@ -223,7 +227,7 @@ class Reconciler:
             ):
                 ended.append(status)
             elif is_over:
-                # A failure of the job takes a decision of its own.
+                # A failure is a decision of its own, because it may end the job.
                 self._report(name, partial(observations.ended, statuses=[status]))
             elif (
                 status.phase == RUNNING
@@ -238,8 +242,11 @@ class Reconciler:
             self._report_all(names, partial(observations.ended, statuses=some))
 
     def _together(self, items: list[Item]) -> list[list[Item]]:
-        """Group reports into commands, which cost hardly more than one of them: all in one, but
-        each alone after a refusal, so that one which cannot be executed delays no other."""
+        """Group reports into commands, which cost hardly more than single reports.
+
+        Normally one command for all. After a refusal one command each, so that a report that cannot
+        be executed delays no other.
+        """
         if self._is_refused:
             return [[item] for item in items]
         return [items] if items else []
@@ -256,7 +263,7 @@ class Reconciler:
                 self._report(name, partial(observations.silent, name=name, silence_s=silence_s))
 
     def _forget_decided(self) -> None:
-        """Drop reports that were decided; one that failed is seen and sent again."""
+        """Drop decided reports; a failed one is seen and sent again."""
         decided = {what: future for what, future in self._pending.items() if future.done()}
         self._is_refused = False
         for what, future in decided.items():

@@ -1,8 +1,9 @@
 """State of the daemon as one value: decisions of `step`, and the records of jobs and attempts.
 
-The state reassigns a device at the moment of a decision, but it becomes free only when the attempt
-that held it has ended. So attempts are tracked beside the state: *open* until no process of them is
-left, *started* once the executor was asked to start them, *waiting* before that.
+The state reassigns a device at the moment of a decision, but the device becomes free only when the
+attempt that held it has ended. So attempts are tracked in addition to the state. An attempt is
+*open* until none of its processes is left, *started* when the executor was asked to start it, and
+*waiting* before that.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from hocket.service.records import AttemptRecord, CheckpointRecord, JobRecord
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ServiceState:
-    """The fleet after a commit; never changed, only replaced."""
+    """The fleet after a commit; immutable."""
 
     state: FleetState
     jobs: Mapping[int, JobRecord]
     """Jobs that have not ended, by number."""
     attempts: Mapping[int, tuple[AttemptRecord, ...]]
-    """Open attempts of each job, the oldest first; jobs without one have no entry."""
+    """Open attempts of each job, oldest first; jobs without open attempts have no entry."""
     waiting: tuple[AttemptName, ...]
     """Open attempts that are not started yet, in the order of their decisions."""
     held: Mapping[str, tuple[AttemptName, ...]]
@@ -70,7 +71,7 @@ def phase_of(state: FleetState, number: int) -> int:
 
 
 def types_up(state: FleetState) -> dict[str, str]:
-    """Device types of the devices that work, by their names."""
+    """Device types of the working devices, by device name."""
     devices = zip(state.device_names, state.type_of_device.tolist(), state.is_up, strict=True)
     return {name: state.device_types[device_type] for name, device_type, is_up in devices if is_up}
 
@@ -78,7 +79,7 @@ def types_up(state: FleetState) -> dict[str, str]:
 def holder_index(
     attempts: Mapping[int, tuple[AttemptRecord, ...]],
 ) -> tuple[tuple[AttemptName, ...], dict[str, tuple[AttemptName, ...]]]:
-    """Waiting attempts and holders of devices, computed from the open attempts."""
+    """Waiting attempts, and the attempts that hold each device, computed from the open attempts."""
     records = sorted(
         (record for some in attempts.values() for record in some),
         key=lambda record: (record.decided_s, record.job, record.attempt),

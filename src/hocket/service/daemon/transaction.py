@@ -1,7 +1,7 @@
-"""The next state in the making: what a batch of commands changes, and the rows to store.
+"""The next state under construction: changes of a batch of commands, and the rows to store.
 
-Decisions come from `step`; here they become attempts and records. Nothing is seen by others before
-the batch is committed, and where that fails the transaction is dropped.
+Decisions come from `step`; here they become attempts and records. Nothing is visible to others
+before the batch is committed; if the commit fails, the transaction is discarded.
 """
 
 from __future__ import annotations
@@ -34,11 +34,9 @@ from hocket.service.records import (
 )
 from hocket.service.store.tables import Batch, KeyRecord
 
-# Jobs of unknown preemptibility.
-#
-# A job that cannot go on from where it was loses its work each time it is stopped, and may never
-# end. So one without arguments to resume with keeps its devices once it has them, until it shows
-# that it saves its work: a lease that has something to save with says so in its first report.
+# Preemptibility: a job that cannot resume loses its work each time it is stopped, and may never
+# end. So a job without resume arguments keeps its devices until it shows that it saves its work: a
+# lease with a save function says so in its first report.
 
 
 def with_preemptible(state: FleetState, number: int) -> FleetState:
@@ -63,7 +61,10 @@ _VERDICTS: dict[str, JobStatus] = {
 
 
 class Transaction:
-    """Collects the changes of one batch; `finish` returns the new state and the rows to store."""
+    """Collects the changes of one batch; `finish` returns the new state and the rows to store.
+
+    The event is applied to ``state`` if that is not None, else to the transaction's state.
+    """
 
     def __init__(
         self, service_state: ServiceState, time_s: float, new_token: Callable[[], str]
@@ -101,7 +102,7 @@ class Transaction:
     ) -> None:
         """Let `step` decide about an event, and record its decisions.
 
-        The event is applied to ``state`` if given, else to the state of the transaction.
+        The event is applied to ``state`` if that is not None, else to the transaction's state.
         """
         before = self.state if state is None else state
         round_number = self.state.round_number
@@ -130,8 +131,10 @@ class Transaction:
         )
 
     def version_of(self, record: JobRecord) -> int:
-        """The version of a job after this batch as it is so far: of two changes that ask for the
-        same version, the second is refused though both are committed together."""
+        """Version of a job after this batch so far.
+
+        Of two changes in one batch that expect the same version, the second is therefore refused.
+        """
         old = self._before.jobs.get(record.number)
         if old is None or record.number not in self._touched:
             return record.version
@@ -156,7 +159,8 @@ class Transaction:
 
     def note_that_it_saves(self, number: int) -> None:
         """Record that a job saves its work, so that it may be preempted unless its file forbids
-        that."""
+        that.
+        """
         if self.jobs[number].spec.preemptible is None:
             self.state = with_preemptible(self.state, number)
 
@@ -165,7 +169,7 @@ class Transaction:
         record = find(self.attempts, name)
         if record is None:
             return
-        # Why it was stopped says more than how it then ended, unless it had done all its work.
+        # The reason of the stop is more informative than the exit code, unless all work was done.
         outcome = outcome if outcome == "finished" else record.outcome or outcome
         self._put(replace(record, ended_s=self.time_s, outcome=outcome, exit_code=exit_code))
         if record.started_s is not None:
@@ -178,7 +182,8 @@ class Transaction:
 
         Its stored record is ended when its last open attempt has stopped.
         """
-        # Also those that are being stopped for another reason: the next batch finds it there.
+        # Attempts that are being stopped for another reason are included, because the next batch
+        # reads the reason of the end from them.
         for record in self.attempts.get(number, ()):
             self._put(replace(record, outcome=why))
         self._ends[number] = why
@@ -217,7 +222,7 @@ class Transaction:
             return
         self._put(replace(record, stopping_since_s=self.time_s, outcome=stop.reason))
         if record.started_s is None:
-            # It was never started, so there is nothing to wait for.
+            # The attempt was never started, so there is nothing to wait for.
             self.close(name, stop.reason)
         else:
             self.note("stopping", stop.number, attempt=stop.attempt, reason=stop.reason)
@@ -241,8 +246,11 @@ class Transaction:
         self._touched[name.job] = None
 
     def _tell(self) -> None:
-        """Waiting attempts whose devices are all left, and whose job runs nowhere, may start. A
-        holder that shall stay shares its devices: the state gave them to both."""
+        """Start waiting attempts whose devices were released and whose job runs nowhere else.
+
+        A holder that is not being stopped shares its devices, because the state assigned them to
+        both.
+        """
         for name in tuple(self._waiting):
             record = find(self.attempts, name)
             assert record is not None, "a waiting attempt is open"
@@ -331,7 +339,9 @@ class Transaction:
         return "paused" if phase == PAUSED else "queued"
 
     def _why_closed(self, record: JobRecord) -> str:
-        """Reason why a job ended in an earlier batch: it stays until its last attempt closes."""
+        """Reason why a job ended in an earlier batch; stored with its attempts until the last one
+        closes.
+        """
         return next(
             attempt.outcome
             for name, attempt in self._changed_attempts.items()

@@ -1,15 +1,15 @@
 """Runs attempts on other machines, each with an agent that polls this service.
 
-An agent calls again and again (`AgentExecutor.sync`): it reports its attempts, and the answer lists
-all attempts that it should start, stop and forget. Nothing depends on a single call: orders are
-repeated until a report shows their effect, and the name of an attempt makes them idempotent on the
-agent, which runs a `LocalExecutor`.
+An agent calls repeatedly (`AgentExecutor.sync`): it reports its attempts, and the response lists
+all attempts that it should start, stop and forget. No single call matters: orders are repeated
+until a report shows their effect, and the name of an attempt makes them idempotent on the agent,
+which runs a `LocalExecutor`.
 
 A call renews a lease on both sides. The agent counts from when it sent the call, this side from
-when it came, so that the agent's lease is always over first; its supervisors end their attempts by
-themselves then, be the agent alive or not. Only after its own, longer time does this side give up
-the agent, its devices and attempts. So no attempt runs twice. What was assigned is on disk: after a
-restart nothing is given up before a lease has passed.
+when the call arrived, so the agent's lease always expires first. Its supervisors then end their
+attempts by themselves, even if the agent is dead. Only after its own, longer time does this side
+give up the agent, its devices and attempts. So no attempt runs twice. Assignments are on disk, and
+after a restart nothing is given up before a lease has passed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from hocket.service.executors.executor import (
 )
 
 LEASE_S = 45.0
-"""Time without a call after which an agent counts as lost."""
+"""Seconds without a call after which an agent counts as lost."""
 ENDS_AFTER = 0.5
 """Fraction of the lease after which attempts without contact are stopped."""
 GRACE = 0.2
@@ -58,8 +58,7 @@ class _Agent:
     address: str
     devices: tuple[FleetDevice, ...]
     heard_s: float
-    """Monotonic time of its last call; before the first call, the time when this service
-    started."""
+    """Monotonic time of its last call; before the first call, the start time of this service."""
     attempts: dict[AttemptName, Status] = field(default_factory=dict)
 
 
@@ -86,7 +85,7 @@ class AgentExecutor:
         self._stops: dict[AttemptName, float] = {}
         self._forgets: set[AttemptName] = set()
         self._seen: set[tuple[str, AttemptName]] = set()
-        """Parts that their agents have reported: one that is no longer reported is lost."""
+        """Parts that their agents have reported; a part that is no longer reported is lost."""
         self._lost: dict[tuple[str, AttemptName], str] = {}
         self._refused: dict[AttemptName, str] = {}
         self._load()
@@ -159,7 +158,7 @@ class AgentExecutor:
     ) -> dict[str, Any]:
         """Store the report of an agent and return its orders.
 
-        Raises `ConflictError` where another agent of this name has a lease.
+        Raises `ConflictError` if another agent of this name has a lease.
         """
         with self._changing:
             self._give_up_silent()
@@ -189,7 +188,8 @@ class AgentExecutor:
         for at, part in enumerate(parts):
             if part.agent == agent_name:
                 path = Path(part.assignment["log_file"])
-                # The others of a gang have files of their own: two would be mixed up in one.
+                # Other parts of a gang have their own files, because the outputs of two parts in
+                # one file would mix.
                 return path if at == 0 else path.with_name(f"{path.stem}.{at}.log")
         return None
 
@@ -259,7 +259,7 @@ class AgentExecutor:
 
     def _status(self, name: AttemptName) -> Status:
         if name not in self._parts:
-            # Of an earlier life: whoever asks has it ended, or forgotten.
+            # An attempt of an earlier state: the daemon will end or forget it.
             return next(
                 agent.attempts[name] for agent in self._agents.values() if name in agent.attempts
             )
@@ -269,7 +269,7 @@ class AgentExecutor:
         if len(over) == len(found):
             return next((one for one in over if one.phase == LOST), bad or over[0])
         if bad is not None:
-            # A gang that has lost a rank does no work any more.
+            # A gang that has lost a rank does no useful work any more.
             self._stops[name] = min(self._stops.get(name, GANG_GRACE_S), GANG_GRACE_S)
         is_running = any(one.phase == RUNNING for one in found)
         return Status(name=name, phase=RUNNING if is_running else STARTING)
@@ -287,7 +287,7 @@ class AgentExecutor:
     # ── parts ──
 
     def _split(self, assignment: Assignment) -> tuple[_AgentPart, ...] | str:
-        """Split an attempt over agents; returns the reason as text if it cannot run."""
+        """Split an attempt over agents; returns the reason as text if that is impossible."""
         by_agent: dict[str, list[str]] = {}
         for device in assignment.devices:
             agent_name, _, local = device.partition("/")

@@ -1,16 +1,17 @@
 """The folder of an attempt: orders to its supervisor, and the supervisor's reports.
 
     assignment.json   what to run; written before any supervisor starts
-    lock              held by the supervisor as long as it lives (flock: the kernel frees it); its
+    lock              held by the supervisor while it lives (flock: the kernel frees it); its
                       modification time is the heartbeat of the supervisor
-    begun.json        the supervisor; whoever finds it never runs the command again
-    cgroup.json       the control group of the commands, where they have one
+    begun.json        the supervisor; a process that finds it never runs the command again
+    cgroup.json       the control group of the commands, if they have one
     running.json      the commands
-    stop.json         end: SIGTERM, and SIGKILL after its grace
-    result.json       how it ended; no process of the attempt is left
+    stop.json         request to end: SIGTERM, and SIGKILL after the grace
+    result.json       the outcome; no process of the attempt is left
 
-All are written to another name first and then renamed, so a reader finds a whole file or none.
-The files are the whole interface between an executor and a supervisor, on this machine or another.
+All files are written under another name first and then renamed, so a reader finds a complete file
+or none. The files are the whole interface between an executor and a supervisor, on this machine or
+another.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MARK = "HOCKET_ATTEMPT_MARK"
 """Environment variable by which every process of an attempt can be found."""
 
 DAMAGED = (ValueError, TypeError, KeyError, OverflowError, RecursionError, NotPlainError)
-"""Errors of reading a file whose content was changed, as a job can do with its own files."""
+"""Errors of reading a file whose content was changed, which a job can do with its own files."""
 _MAX_BYTES = 32 << 20
 
 
@@ -61,8 +62,8 @@ class Assignment(NamedTuple):
     command: tuple[str, ...]
     """Program and arguments, including those to resume with."""
     environment: Mapping[str, str]
-    """Variables of the job and of the lease (``HOCKET_...``); an executor adds those that name
-    the devices and ranks."""
+    """Variables of the job and of the lease (``HOCKET_...``); an executor adds devices and ranks.
+    """
     work_folder: Path
     log_file: Path
     """File that receives standard output and error of all processes of the attempt."""
@@ -75,16 +76,16 @@ class Assignment(NamedTuple):
     cpus: float | None = None
     """Limit in CPU cores (CPU time per wall-clock time); None for no limit."""
     gpus: tuple[int, ...] | None = None
-    """Numbers of the GPUs that it may open, set by the executor; None if its devices are no
-    GPUs."""
+    """Numbers of the GPUs that it may open, set by the executor; None if its devices are no GPUs.
+    """
     first_rank: int = 0
-    """Rank of its first process, if other processes of the gang run on other machines."""
+    """Rank of its first process if other processes of the gang run on other machines."""
     lease_file: str = ""
     """File with the time until which it may run without the daemon; empty for no limit."""
     has_own_folder: bool = False
     """True if the daemon made ``work_folder`` for this job; False if the job named it."""
     unix_user: str = ""
-    """Unix user that it runs as, if the executor is root; empty for the user of the service."""
+    """Unix user as which it runs if the executor is root; empty for the user of the service."""
     log_limit_bytes: int = 1 << 30
 
     def to_data(self) -> dict[str, Any]:
@@ -113,8 +114,9 @@ class Result(NamedTuple):
 def mark_of(folder: str | Path) -> str:
     """``NAME=value`` of the environment variable that all processes of the attempt have.
 
-    Follows from the attempt's name and the inode of the folder of all attempts, which stays when a
-    state is set aside. So nothing that a job can write changes it, and no two fleets share it.
+    Derived from the attempt's name and the inode of the folder of all attempts, which does not
+    change when a state is set aside. So nothing that a job can write changes the mark, and no two
+    fleets share one.
     """
     parent, name = os.path.split(os.path.realpath(folder))
     fleet = os.stat(parent)
@@ -162,7 +164,8 @@ def read_result(folder: str | Path) -> Result | None:
 
 def write_json(path: str | Path, content: dict[str, Any]) -> None:
     """Write a file atomically, and flush it to disk."""
-    # Daemon and supervisor may write the same file at once, and no job may foresee the name.
+    # Random, because daemon and supervisor may write the same file at once, and no job may predict
+    # the name.
     temporary = f"{path}.{os.urandom(8).hex()}"
     with open(temporary, "x") as file:
         json.dump(content, file)
@@ -194,7 +197,7 @@ def read_json(path: str | Path) -> dict[str, Any] | None:
 
 
 def boot_time_s() -> float:
-    """Time since boot, including sleep: a clock that all processes of the machine share."""
+    """Seconds since boot, including sleep: a clock that all processes of the machine share."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -216,7 +219,7 @@ def lease_grace_s(path: str | Path) -> float | None:
 
 
 def beat(folder: str | Path) -> None:
-    """Renew the heartbeat, which shows that the supervisor is alive and not halted."""
+    """Renew the heartbeat, which shows that the supervisor is neither dead nor stopped."""
     with contextlib.suppress(OSError):
         os.utime(os.path.join(folder, LOCK))
 
@@ -234,7 +237,7 @@ def try_lock(folder: str | Path) -> int | None:
     except OSError as error:
         if error.errno not in (errno.EISDIR, errno.EACCES, errno.ELOOP):
             raise
-        # A job can put something there that nobody could ever lock.
+        # A job may have put something in place of the lock file that can never be locked.
         os.rename(path, f"{path}.{os.urandom(8).hex()}")
         return try_lock(folder)
     if locks.try_lock(descriptor):

@@ -1,9 +1,10 @@
-"""The attempts of an executor: a folder for each, and a memory of names that are used up.
+"""The attempts of an executor: a folder for each, and the names that may not be reused.
 
-What all executors share. A name whose attempt is forgotten is never used again, so for each job the
-number of its last forgotten attempt is kept. Folders come and go in one move, whoever is killed
-meanwhile: one without its first file would wait for ever for what to run, and one that had lost
-only its last files would look like an attempt that has yet to begin.
+Shared by all executors. A name whose attempt is forgotten is never used again, so for each job the
+number of its last forgotten attempt is stored. Folders appear and disappear in one rename, even if
+a process is killed meanwhile. A folder without its first file would wait for ever for its
+assignment, and a folder that had lost only its last files would look like an attempt that has not
+begun.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ class Attempts:
                 return False
             with self._made(name) as folder:
                 earlier_s = files.asked_grace_s(folder)
-                # Asked again, a supervisor has what is left of the time that it was given first.
+                # A repeated request must not extend the grace: the supervisor keeps the time that
+                # it got first.
                 if earlier_s is None or grace_s < earlier_s:
                     files.ask_to_stop(folder, grace_s)
         return True
@@ -142,11 +144,11 @@ def looked_at(name: AttemptName, folder: Path, look: Callable[[], Status]) -> St
             if not folder.exists():
                 return None
             if isinstance(error, OSError) and not isinstance(error, NotPlainError):
-                # Not knowing is no reason to give its devices away.
+                # An unknown status is no reason to give the devices to others.
                 return Status(name=name, phase=RUNNING, detail=system_reason(error))
             if is_locked(folder):
                 return Status(name=name, phase=RUNNING, detail="its files are damaged")
-            # Its supervisor may have ended since, with a result that the second look reads.
+            # The supervisor may have ended since, with a result that the second look reads.
             if is_last:
                 break
     return Status(name=name, phase=LOST, detail="its files are damaged")
@@ -175,7 +177,7 @@ def ended(name: AttemptName, result: Result) -> Status:
 
 @contextlib.contextmanager
 def _telling(what: str) -> Iterator[None]:
-    """Raise `RunError` that names the failed action; the caller may retry."""
+    """Convert errors to `RunError` that names the failed action; the caller may retry."""
     try:
         yield
     except (OSError, *DAMAGED) as error:

@@ -1,8 +1,9 @@
-"""A log file that keeps its beginning and its end, and never grows beyond a limit.
+"""A log file that keeps its beginning and its end, and never exceeds a limit.
 
-When the file would pass its limit, what lies between its first half and its last eighth is dropped
-and a line says how much. What a program prints first (its settings) and last (why it failed) is
-what people look for; copying an eighth per three eighths written keeps the cost small.
+When the file would exceed its limit, the content between its first half and its last eighth is
+dropped and replaced by a line with the number of dropped bytes. Users look for what a program
+prints first (its settings) and last (why it failed). Copying an eighth per three eighths written
+keeps the cost small.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from hocket.service.plain_file import open_plain
 
 
 class BoundedLog:
-    """Appends to a file; errors are ignored, since a full disk must not end a job.
+    """Appends to a file; errors are ignored, because a full disk must not end a job.
 
     Other processes may append to the same file, such as those on other nodes of a gang.
     """

@@ -1,10 +1,10 @@
 """A control group for each attempt: enforced limits, and an end that misses no process.
 
-Version 2 (one tree, ``cgroup.controllers`` at its root) or version 1 (a tree for each controller),
-where this process may make groups below its own. In a group all processes of an attempt share one
-memory limit and one CPU quota; what is above the limit is killed there and nowhere else. Version 1
-also has device rules, which hide GPUs of other attempts. Only light modules are imported: every
-supervisor loads this file.
+Version 2 (one tree, ``cgroup.controllers`` at its root) or version 1 (a tree per controller), if
+this process may make groups below its own. In a group all processes of an attempt share one memory
+limit and one CPU quota, and only processes of that group are killed at the limit. Version 1 also
+has device rules, which hide GPUs of other attempts. Only light modules are imported, because every
+supervisor imports this file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class AttemptLimits(NamedTuple):
 
 
 class Cgroups(NamedTuple):
-    """Parent folders of new groups: one for each controller, one for all in version 2."""
+    """Parent folders of new groups: one per controller, in version 2 the same for all."""
 
     version: int
     folders: dict[str, str]
@@ -71,7 +71,7 @@ class Cgroup(NamedTuple):
     folders: dict[str, str]
 
     def is_of(self, mark: str) -> bool:
-        """True if this can be the group of the attempt with this mark, and of no other."""
+        """True if this can be the group of the attempt with this mark, and of no other attempt."""
         return all(
             os.path.normpath(path) == path
             and path.startswith(f"{ROOT}/")
@@ -80,8 +80,10 @@ class Cgroup(NamedTuple):
         )
 
     def entries(self) -> list[int]:
-        """Open files to which a process writes ``0`` to enter; opened here, because the rights of
-        whoever opens them count."""
+        """Open files to which a process writes ``0`` to enter the group.
+
+        Opened here, because the rights of the opening process count.
+        """
         folders = sorted(set(self.folders.values()))
         return [os.open(os.path.join(one, "cgroup.procs"), os.O_WRONLY) for one in folders]
 
@@ -110,7 +112,7 @@ class Cgroup(NamedTuple):
                 os.rmdir(folder)
 
     def num_memory_kills(self) -> int:
-        """Processes that were killed at the memory limit."""
+        """Number of processes killed at the memory limit."""
         file = "memory.events" if self.version == 2 else "memory.oom_control"
         found = re.search(r"^oom_kill (\d+)$", _read(self.folders.get("memory", ""), file), re.M)
         return int(found[1]) if found else 0
@@ -122,10 +124,10 @@ def _name_of(mark: str) -> str:
 
 
 def find_cgroups(root: str = ROOT, own: str = OWN) -> Cgroups | None:
-    """Groups below that of this process; None where it may make none.
+    """Groups below that of this process; None if it may make none, which is tested by making one.
 
-    Tried by making one. In version 2 a group with processes cannot have limited ones below it, so
-    this process first moves into a group of its own; where others are beside it, there are none.
+    In version 2 a group with processes cannot have limited subgroups, so this process first moves
+    into a group of its own. If other processes share its group, no groups can be made.
     """
     lines = _read("", own).splitlines()
     try:
@@ -185,7 +187,7 @@ def _limit(group: Cgroup, limits: AttemptLimits) -> None:
         if group.version == 2:
             _write(memory, "memory.max", text)
             with contextlib.suppress(OSError):
-                # Not every kernel counts swap; what is above the limit ends as a whole.
+                # Not every kernel counts swap. With oom.group all processes are killed together.
                 _write(memory, "memory.swap.max", "0")
                 _write(memory, "memory.oom.group", "1")
         else:
@@ -206,7 +208,7 @@ def _limit(group: Cgroup, limits: AttemptLimits) -> None:
 
 def hidden_gpus(gpus: Sequence[int], pattern: str = "") -> list[int]:
     """Minor numbers of all GPUs except ``gpus``, which are numbered as in nvidia-smi."""
-    # The folders are named by the address on the bus, so their order is that of nvidia-smi.
+    # The folders are named by the PCI bus address, so their order is that of nvidia-smi.
     minors = []
     for path in sorted(glob.glob(pattern or GPUS)):
         found = re.search(r"^Device Minor:\s*(\d+)", _read("", path), re.M)
@@ -230,7 +232,7 @@ def describe_limits(found: Cgroups | None) -> str:
 
 
 def watched_bytes(pids: Sequence[int]) -> int:
-    """Total memory of processes; memory that they share is counted once."""
+    """Total memory of processes; shared memory is counted once."""
     total = 0
     for pid in pids:
         found = re.search(r"^Pss:\s+(\d+) kB$", _read(f"/proc/{pid}", "smaps_rollup"), re.M)

@@ -1,15 +1,16 @@
-"""Interface of engines that run jobs, and what the daemon relies on.
+"""Interface of engines that run jobs, and the properties on which the daemon relies.
 
 An attempt is one run of a job on one set of devices, named by the job's number and the attempt's
 number; that name is the fencing token. The daemon calls from one thread, never two at once, and a
-call may take seconds; it may be killed before, in or after any call and will then ask again. So:
+call may take seconds. The daemon may be killed before, in or after any call, and will then repeat
+it. So:
 
-* ``start`` twice with one name runs the command at most once, whoever calls it.
-* ``stop`` and ``kill`` of an attempt that is not there are no errors.
-* ``poll`` finds attempts that an earlier daemon started. It says `EXITED` only when no process of
-  the attempt is left: the daemon gives the devices away then.
-* An attempt whose engine died with it (a node, a supervisor) is `LOST`, and nothing of it runs any
-  more, or it can no longer report: its name is refused from then on.
+* ``start`` twice with one name runs the command at most once, whoever calls it. * ``stop`` and
+``kill`` of an unknown attempt are no errors. * ``poll`` finds attempts that an earlier daemon
+started. It reports `EXITED` only when no process
+  of the attempt is left, because the daemon then gives the devices to others.
+* An attempt whose engine died with it (a node, a supervisor) is `LOST`: nothing of it runs any
+  more, or it can no longer report, because its name is refused from then on.
 * An attempt that was asked to stop, or is stopped before it began, never starts afterwards.
 """
 
@@ -42,8 +43,11 @@ class Status:
     detail: str = ""
     """Reason why the attempt is lost or could not be started."""
     was_asked: bool = True
-    """True if it may have ended because it was asked to. An executor that knows of an `EXITED` one
-    that it was not, however soon after that it would have been, says so: its exit code counts."""
+    """True if the attempt may have ended because it was asked to.
+
+    False only if the executor knows that an `EXITED` attempt had not been asked before it ended;
+    its exit code then counts.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +57,7 @@ class Poll:
     attempts: Sequence[Status]
     """Statuses of all attempts that were started and not forgotten."""
     devices: tuple[FleetDevice, ...] = field(default=())
-    """Devices that can be used now; one that an earlier poll had and this one lacks is lost."""
+    """Devices that can be used now; a device of an earlier poll that is missing here is lost."""
 
 
 class Executor(Protocol):

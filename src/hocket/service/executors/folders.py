@@ -50,7 +50,8 @@ class FolderExecutor(ABC):
         return grace_s is not None and self._is_late(name, grace_s + delay_s)
 
     def _is_late(self, name: AttemptName, span_s: float) -> bool:
-        """True if the deadline of an attempt has passed; if none was set, it becomes ``span_s``
-        from now."""
+        """True if the deadline of an attempt has passed; without a deadline, one is set ``span_s``
+        from now.
+        """
         now_s = time.monotonic()
         return now_s >= self._deadline_s.setdefault(name, now_s + span_s)

@@ -1,12 +1,13 @@
-"""Processes of a fleet that its jobs can neither look into nor signal.
+"""Isolation: jobs of a fleet can neither read nor signal its processes.
 
-Jobs run as the user of the service, and Linux lets a user look into all of his processes: their
-environment, memory and open files. Two things stand against that. A process that declares itself
-private (`PR_SET_DUMPABLE` 0) is closed to all but root. And a job is put into a Landlock domain of
-its own (kernel 6.12 and later) whose only rule is that nothing outside of it can be traced, read
-through ``/proc`` or signalled. Jobs of root lose the three capabilities that would undo that. Files
-are not restricted.
-Only light modules are imported: every supervisor loads this file.
+Jobs run as the user of the service, and Linux lets a user read all of their own processes: their
+environment, memory and open files. Two mechanisms prevent that. A process that declares itself
+private (`PR_SET_DUMPABLE` 0) is closed to all but root. And a job is put into its own Landlock
+domain (kernel 6.12 and later), whose only rule is that nothing outside of it can be traced, read
+through ``/proc`` or signalled. Jobs of root lose the three capabilities that would circumvent that.
+Files are not restricted.
+
+Only light modules are imported, because every supervisor imports this file.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ import os
 import struct
 
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
-"""C library, loaded here because nothing should be loaded between fork and exec."""
+"""C library, loaded here because loading libraries between fork and exec is unsafe."""
 _SET_DUMPABLE = 4
 _SET_NAME = 15
 _DROP_CAPABILITY = 24
 _SET_NO_NEW_PRIVILEGES = 38
 _LOOKS_ANYWHERE = (19, 21, 38)
-"""CAP_SYS_PTRACE, CAP_SYS_ADMIN and CAP_PERFMON, with which root reads every process."""
+"""CAP_SYS_PTRACE, CAP_SYS_ADMIN and CAP_PERFMON, with which root can read every process."""
 _CREATE_RULESET = 444
 _RESTRICT_SELF = 446
 _ASK_VERSION = 1
 _FIRST_VERSION_WITH_SCOPES = 6
 _RULESET = struct.Struct("=QQQ")
-"""Handled rights of files, of the network, and scopes."""
+"""Layout of the ruleset: handled file rights, handled network rights, scopes."""
 _SCOPE_SIGNALS = 2
 
 SUPERVISOR_NAME = b"hocket-attempt"
@@ -53,12 +54,13 @@ def can_isolate() -> bool:
 
 
 def enter_domain() -> None:
-    """Put this thread, and all processes that it starts later, into a new domain, for good.
+    """Move this thread, and all processes that it starts later, into a new domain for good.
 
     Has no effect if the kernel has no domains. Other threads stay outside.
     """
     for capability in _LOOKS_ANYWHERE:
-        # Only root can drop what only root has; it is gone from the next program on.
+        # Only root can drop these capabilities, and only root has them. They are gone from the next
+        # exec on.
         _LIBRARY.prctl(_DROP_CAPABILITY, capability, 0, 0, 0)
     if not can_isolate():
         return
@@ -67,7 +69,7 @@ def enter_domain() -> None:
     descriptor = _LIBRARY.syscall(_CREATE_RULESET, rules, size, 0)
     try:
         if _LIBRARY.syscall(_RESTRICT_SELF, descriptor, 0) != 0:
-            # Whoever is not root has to give up programs that change the user (sudo) first.
+            # Without root, the kernel requires giving up set-user-id programs (sudo) first.
             _LIBRARY.prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
             if _LIBRARY.syscall(_RESTRICT_SELF, descriptor, 0) != 0:
                 raise OSError(ctypes.get_errno(), "the job cannot be kept apart")
@@ -79,15 +81,15 @@ def enter_domain() -> None:
 def is_part_of_a_job(pid: int) -> bool:
     """True if a process descends from the supervisor of an attempt.
 
-    Orphans of a job become children of its supervisor, so none leaves it while the supervisor
-    lives; whatever a job has others start (cron, a session bus, ssh) is not known by this.
+    Orphans of a job become children of its supervisor, so no process escapes while the supervisor
+    lives. Processes that a job has started by others (cron, a session bus, ssh) are not detected.
     """
     while pid > 1:
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:
                 head, _, rest = file.read().rpartition(b")")
         except OSError:
-            # It is gone: nobody can say whose it was.
+            # The process is gone, so its owner is unknown: assume the job.
             return True
         if head.partition(b"(")[2] == SUPERVISOR_NAME:
             return True

@@ -1,11 +1,11 @@
 """Runs attempts as processes of this machine, each under a supervisor that outlives the daemon.
 
-All state is in folders (`attempt_folder`), so a new executor on the same folder sees
-what an old one started. A supervisor is alive exactly while its lock is held: while that is held, a
-result counts for nothing, whoever wrote it. A supervisor that died without a result takes its
-commands with it. Processes they left behind are in the control group of the attempt, or have its
-mark in the environment. They are killed until none is found; only then the attempt is called lost.
-A supervisor without a heartbeat is killed.
+All state is in folders (`attempt_folder`), so a new executor on the same folder sees the attempts
+of an earlier one. A supervisor is alive exactly while its lock is held; while it lives, a result is
+ignored, whoever wrote it. A supervisor that died without a result takes its commands with it.
+Processes that it left behind are in the control group of the attempt, or have its mark in the
+environment. They are killed until none is found, and only then is the attempt called lost. A
+supervisor without a heartbeat is killed.
 """
 
 from __future__ import annotations
@@ -47,20 +47,22 @@ from hocket.service.executors.supervisor import INHERITED
 from hocket.service.plain_file import open_plain
 
 SUPERVISOR_DELAY_S = 5.0
-"""Time after the grace at which a supervisor that has not ended its attempt is killed as stuck."""
+"""Seconds after the grace at which a supervisor that has not ended its attempt is killed as stuck.
+"""
 SILENCE_S = 60.0
-"""Time without a heartbeat after which a supervisor is killed and its attempt is lost."""
+"""Seconds without a heartbeat after which a supervisor is killed and its attempt is lost."""
 MAX_LOOK_S = 2.0
-"""The most that one look adds to a silence: after a halt of the whole machine, or of the daemon,
-supervisors have time to show that they live."""
+"""Maximum seconds that one poll adds to a silence: after the machine or the daemon was suspended,
+supervisors must get time to show that they live.
+"""
 COMPLAINTS = "supervisor.err"
 MAX_END_LOOKS, END_LOOK_S = 200, 0.05
 MAX_SUPERVISORS = 3
-"""Most tries to start a supervisor if none of them begins."""
+"""Maximum number of tries to start a supervisor if none of them begins."""
 
 
 class _Silence(NamedTuple):
-    """Time that a supervisor was seen without a new heartbeat."""
+    """Time for which a supervisor was seen without a new heartbeat."""
 
     beat: int
     silent_s: float
@@ -103,7 +105,7 @@ class LocalExecutor(FolderExecutor):
             if not self._attempts.ask_to_stop(name, grace_s):
                 return
         finally:
-            # Without the file it takes the grace of its job.
+            # If the stop file could not be written, the supervisor uses the grace of its job.
             self._signal_supervisor(self._attempts.path(name), signal.SIGTERM)
         self._end_within(name, grace_s + SUPERVISOR_DELAY_S)
 
@@ -125,15 +127,15 @@ class LocalExecutor(FolderExecutor):
         """Close handles; supervisors and their attempts continue to run."""
         for handles in self._supervisors.values():
             for handle in handles:
-                # The next daemon finds it by its folder; should this process live on, then no
-                # zombie stays.
+                # The next daemon finds the supervisor by its folder. If this process lives on, the
+                # thread prevents a zombie.
                 threading.Thread(target=handle.wait, daemon=True).start()
         self._supervisors.clear()
 
     def _look_at(self, name: AttemptName, folder: Path) -> Status:
         lock = files.try_lock(folder)
         if lock is None:
-            # A supervisor that did not end its attempt in time, such as a halted one.
+            # The supervisor has not ended its attempt in time, for example because it is stopped.
             if self._is_overdue(name, folder, SUPERVISOR_DELAY_S):
                 self._signal_supervisor(folder, signal.SIGKILL)
             self._fence_silent(name, folder)
@@ -141,14 +143,14 @@ class LocalExecutor(FolderExecutor):
             return Status(name=name, phase=RUNNING if is_running else STARTING)
         with _closing(lock):
             result = None
-            # Not readable: what may be left of it is killed first, then it is lost.
+            # Unreadable result: remaining processes are killed first, then the attempt is lost.
             with contextlib.suppress(*DAMAGED):
                 result = files.read_result(folder)
             result = result or self._end_without_supervisor(name, folder)
             if result is None:
                 has_begun = (folder / files.BEGUN).exists()
                 return Status(name=name, phase=RUNNING if has_begun else STARTING)
-            # On a full disk it is found out again, with the same result.
+            # On a full disk the result is determined again later, with the same outcome.
             with contextlib.suppress(OSError):
                 files.write_result(folder, result)
             return ended(name, result)
@@ -168,7 +170,7 @@ class LocalExecutor(FolderExecutor):
         return None
 
     def _sweep(self, folder: Path) -> Result | None:
-        """Kill processes that a dead supervisor left; returns a result once none is found."""
+        """Kill processes that a dead supervisor left; returns a result when none is found."""
         mark = files.mark_of(folder)
         group = _group_of(folder, mark)
         if group is not None:
@@ -193,7 +195,7 @@ class LocalExecutor(FolderExecutor):
             self._signal_supervisor(folder, signal.SIGKILL)
 
     def _signal_supervisor(self, folder: Path, number: signal.Signals) -> None:
-        # A damaged file names nobody who could be signalled.
+        # A damaged file names no process that could be signalled.
         with contextlib.suppress(OSError, *DAMAGED):
             begun = files.read_json(folder / files.BEGUN)
             if begun is None or begun["boot"] != system.boot():
@@ -217,7 +219,7 @@ class LocalExecutor(FolderExecutor):
         self._supervisors.setdefault(name, []).append(handle)
 
     def _reap(self) -> None:
-        """Wait for supervisors that ended, so that none stays as a zombie."""
+        """Wait for ended supervisors, so that none stays as a zombie."""
         for name, handles in list(self._supervisors.items()):
             codes = [handle.poll() for handle in handles]
             if None not in codes and not self._attempts.path(name).exists():
@@ -229,16 +231,19 @@ class LocalExecutor(FolderExecutor):
 
 
 def _is_supervisor(pid: int, folder: Path) -> bool:
-    """True if process ``pid`` supervises this attempt; checked since a job can forge the number."""
+    """True if process ``pid`` supervises this attempt; checked because a job can forge the
+    number."""
     command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    # A state that was set aside has another path than the command named.
+    # A state that was set aside has another path than the one in the command line.
     place = re.sub("/damaged-[^/]*(?=/attempts/)", "", str(folder)).encode()
     return {b"hocket.service.executors.supervisor", place} <= set(command)
 
 
 def _group_of(folder: Path, mark: str) -> Cgroup | None:
-    """The control group of an attempt; None where its file is not there or names another group,
-    which a job can write into it to have others killed."""
+    """The control group of an attempt; None without a valid file.
+
+    A job could write another group into the file, to have the processes of others killed.
+    """
     with contextlib.suppress(*DAMAGED):
         content = files.read_json(folder / files.CGROUP)
         if content is not None:
@@ -249,8 +254,10 @@ def _group_of(folder: Path, mark: str) -> Cgroup | None:
 
 
 def _for_supervisors(environment: Mapping[str, str]) -> dict[str, str]:
-    """Environment of a supervisor, hardly more than that of its job: the job may be able
-    to read it, so it must hold no secrets of the daemon."""
+    """Environment of a supervisor, hardly more than that of its job.
+
+    The job may be able to read it, so it must not contain secrets of the daemon.
+    """
     wanted = INHERITED | {"PYTHONPATH"}
     return {
         name: text for name, text in environment.items() if name in wanted or name.startswith("LC_")
@@ -258,7 +265,8 @@ def _for_supervisors(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def end_set_aside(state_folder: Path) -> None:
-    """End attempts of states that were set aside: their devices now belong to this fleet."""
+    """End attempts of states that were set aside, because their devices now belong to this
+    fleet."""
     for folder in sorted(state_folder.glob("damaged-*/attempts")):
         if not _all_ended(LocalExecutor(folder, ())):
             raise RunError(

@@ -1,7 +1,7 @@
-"""The GPUs of this machine as devices of a fleet, and numbers by which jobs are shown their own.
+"""The GPUs of this machine as devices of a fleet, and the numbers by which jobs see their own.
 
-A device's name ends in the number that nvidia-smi gives it, which is what a job gets in
-``CUDA_VISIBLE_DEVICES``. So no two may end in the same one, of whatever type they are.
+A device's name ends in its nvidia-smi number, which a job gets in ``CUDA_VISIBLE_DEVICES``. So no
+two devices may end in the same number, whatever their types are.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def _usable() -> set[int] | None:
 def with_cuda_indexes(devices: tuple[FleetDevice, ...]) -> tuple[FleetDevice, ...]:
     """Devices with the GPUs of several types numbered consecutively.
 
-    The GPUs of ``v100:2,p100:2`` are 0 to 3 in that order. Other devices keep their names.
+    The GPUs of ``v100:2,p100:2`` get the numbers 0 to 3 in that order. Other devices keep their
+    names.
     """
     gpus = [device for device in devices if _CUDA_TYPE.match(device.device_type)]
     indexes = [match[0] for device in gpus if (match := _INDEX.search(device.name))]
@@ -87,7 +88,7 @@ def with_cuda(assignment: Assignment) -> Assignment:
         return assignment
     visible = {
         "CUDA_VISIBLE_DEVICES": ",".join(match[0] for match in indexes if match),
-        # CUDA numbers the fastest GPU first by default, nvidia-smi by PCI bus.
+        # By default CUDA numbers the fastest GPU first, but nvidia-smi numbers by PCI bus.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
     return assignment._replace(

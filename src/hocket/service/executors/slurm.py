@@ -1,8 +1,8 @@
 """Runs attempts as batch jobs of Slurm, each under a supervisor on the first of its nodes.
 
-hocket decides, Slurm executes: a job asks for exactly the nodes and slots of its attempt, once,
-and its name (``hocket-JOB-ATTEMPT``) is looked up before it is submitted. The script of all jobs is
-one constant; what to run is in a folder (`attempt_folder`) on a file system that all nodes
+hocket decides, Slurm executes. A Slurm job requests exactly the nodes and slots of its attempt,
+once, and its name (``hocket-JOB-ATTEMPT``) is looked up before it is submitted. The script of all
+jobs is one constant; what to run is in a folder (`attempt_folder`) on a file system that all nodes
 share. The end of an attempt is read from its folder, or from Slurm if it never started. A job that
 was submitted twice, by a daemon that died in between, runs once: its second supervisor finds the
 first.
@@ -45,24 +45,25 @@ from hocket.service.executors.slurm_commands import SlurmJob, SlurmUnreachableEr
 from hocket.service.executors.slurm_nodes import SlurmNode, devices_per_node, parse_nodes
 
 SUPERVISOR_DELAY_S = 15.0
-"""Time after the grace at which Slurm is asked to end a job that has not ended."""
+"""Seconds after the grace at which Slurm is asked to end a job that has not ended."""
 LOCK_PATIENCE_S = 120.0
-"""Time after which a shared file system releases the locks of a machine that is gone."""
+"""Seconds after which a shared file system releases the locks of a machine that is gone."""
 ASK_EVERY_S = 2.0
 """Interval between queries for jobs and nodes."""
 
 _SCRIPT = '#!/bin/sh\nexec "$@"\n'
 _SUBMITTED = "submitted.json"
-"""File in the folder of an attempt: Slurm accepted it, with the id in the file."""
+"""File in the folder of an attempt that Slurm accepted; it contains the Slurm job id."""
 _GIVEN_UP = "given_up.json"
 """File in the folder of an attempt that Slurm lost: however it ends now, it has not failed."""
 
 
 class SlurmExecutor(FolderExecutor):
-    """An `Executor` for a Slurm cluster; ``folder`` is its own and seen by all nodes.
+    """An `Executor` for a Slurm cluster; ``folder`` belongs to it alone and is visible to all
+    nodes.
 
-    ``device_types`` are the features that name device types, where the first of a node does not.
-    Other options of sbatch come from its own variables, such as ``SBATCH_PARTITION``.
+    ``device_types`` are the node features that name device types; by default the first feature
+    does. Other options of sbatch come from its own variables, such as ``SBATCH_PARTITION``.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class SlurmExecutor(FolderExecutor):
         """Submit an attempt, unless one of this name was submitted, stopped or forgotten before."""
         if not self._attempts.accept(assignment):
             return
-        # Where Slurm does not answer, the next poll tries again.
+        # If Slurm does not respond, the next poll tries again.
         with contextlib.suppress(SlurmUnreachableError):
             self._submit(assignment.name)
 
@@ -101,9 +102,9 @@ class SlurmExecutor(FolderExecutor):
         slurm.ask_to_end(jobs)
 
     def poll(self) -> Poll:
-        """Statuses of all attempts; raises `RunError` while Slurm does not answer.
+        """Statuses of all attempts; raises `RunError` while Slurm does not respond.
 
-        Files are looked at every time. Slurm is asked less often, for it has others to serve.
+        Folders are read at every poll. Slurm is queried less often, because it serves others too.
         """
         if time.monotonic() >= self._asked_s + ASK_EVERY_S:
             self._jobs = slurm.jobs_of(self._fleet)
@@ -151,7 +152,8 @@ class SlurmExecutor(FolderExecutor):
             files.write_result(folder, Result(CANNOT_START, f"Slurm: {error.message}"))
             return
         files.write_json(folder / _SUBMITTED, {"id": number})
-        # What was heard before does not name this job: it must not look like one that is gone.
+        # The earlier answer of Slurm does not contain this job, which must not look like a lost
+        # job.
         self._asked_s = -math.inf
 
     def _look_at(self, name: AttemptName, folder: Path) -> Status:
@@ -185,8 +187,8 @@ class SlurmExecutor(FolderExecutor):
     def _still_runs(self, name: AttemptName, folder: Path, state: str) -> bool:
         """True if an attempt still runs although Slurm has given it up; it is asked to stop.
 
-        Devices of a node that failed are given to nobody, so nobody need wait for it. Elsewhere
-        the supervisor's lock decides, which a machine that is gone holds for a while.
+        Devices of a failed node are given to nobody, so nothing has to wait for it. Otherwise the
+        supervisor's lock decides, which stays held for a while if its machine is gone.
         """
         if state == "NODE_FAIL" or not is_locked(folder):
             return False
@@ -201,7 +203,7 @@ _NEVER_AGAIN = (_SUBMITTED, files.BEGUN, files.STOP, files.RESULT)
 
 
 def _identity(folder: Path) -> str:
-    """Identity of this fleet's jobs, for as long as its folder is there."""
+    """Identity of this fleet's jobs, which lasts as long as its folder."""
     path = folder / "fleet.json"
     content = files.read_json(path)
     if content is None:
@@ -213,7 +215,7 @@ def _identity(folder: Path) -> str:
 def _obstacle(
     order: Assignment, per_node: Mapping[str, int], nodes: Mapping[str, SlurmNode]
 ) -> Result | None:
-    """Reason why an attempt cannot be submitted; the result is "lost" if another node would do."""
+    """Reason why an attempt cannot be submitted; "lost" if another node would do."""
     for node, count in per_node.items():
         if node not in nodes:
             return Result(CANNOT_START, f"node {node!r} does not work now", is_lost=True)
@@ -231,7 +233,8 @@ def _kept(folder: Path, result: Result) -> Result:
 
 
 def _status_of(name: AttemptName, result: Result, given_up: Mapping[str, Any] | None) -> Status:
-    # One that was asked to end because Slurm had given it up is not done, however well it obeyed.
+    # An attempt that was asked to end because Slurm had given it up is not done, even if it obeyed
+    # well.
     if given_up is not None and (result.exit_code != 0 or result.was_asked):
         result = result._replace(is_lost=True, detail=str(given_up["detail"]))
     return ended(name, result)

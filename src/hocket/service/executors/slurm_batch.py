@@ -1,7 +1,7 @@
 """Entry point of a Slurm batch job: ``python -m hocket.service.executors.slurm_batch FOLDER``.
 
-Adds Slurm's variables of the allocation to the order, then runs the supervisor: commands need
-``SLURM_...`` to start more of themselves with srun, and to see the GPUs that they were given.
+Adds Slurm's variables of the allocation to the assignment, then runs the supervisor. Commands need
+``SLURM_...`` to start further processes with srun, and to see their GPUs.
 """
 
 from __future__ import annotations

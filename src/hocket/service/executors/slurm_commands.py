@@ -1,4 +1,4 @@
-"""Calls of the Slurm programs, without a shell, in text formats that all Slurm versions write."""
+"""Calls of the Slurm programs without a shell, in text formats that all Slurm versions write."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def ask_to_end(jobs: Iterable[SlurmJob]) -> None:
 
 
 def cancel(jobs: Iterable[SlurmJob]) -> None:
-    """Have Slurm end jobs, whatever runs there."""
+    """Have Slurm end jobs with all their processes."""
     _signal(jobs, [])
 
 
@@ -144,7 +144,7 @@ def _part(names: Collection[str], count: int, node: SlurmNode) -> list[str]:
 def _signal(jobs: Iterable[SlurmJob], options: list[str]) -> None:
     ids = [job.id for job in jobs if not job.has_ended]
     if ids:
-        # What ended meanwhile is no error.
+        # A job that ended meanwhile is no error.
         _call(["scancel", "--quiet", *options, *ids])
 
 
@@ -181,7 +181,8 @@ def _call(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Variables that Slurm needs, and keeps with each job: no secrets of the daemon."""
+    """Variables that Slurm needs and keeps with each job; none of them is a secret of the
+    daemon."""
     return {
         name: text
         for name, text in os.environ.items()

@@ -1,8 +1,8 @@
 """The devices of a Slurm cluster: slots of its nodes, from ``scontrol show node``.
 
-A node with generic resources (``Gres=gpu:v100:4``) has as many devices as it has GPUs, of the type
-named there; any other node has one per core, of the device type that its first feature names. Nodes
-that are down, drained or switched off have none.
+A node with generic resources (``Gres=gpu:v100:4``) has as many devices as GPUs, of the type named
+there. Any other node has one device per core, of the type that its first feature names. Nodes that
+are down, drained or powered off have none.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from dataclasses import dataclass
 from hocket.fleet.rounds.state import FleetDevice
 
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-"""Names of nodes and device types that go into the options of Slurm, where other signs have a
-meaning."""
+"""Valid names of nodes and device types; in options of Slurm other characters have a meaning.
+
+With ``device_types``, only these features count as types; else the first feature of a node does.
+``before`` are nodes that worked earlier: a restarted controller reports them as unknown at first.
+"""
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z_]+)=(\S*)")
 _GPUS = re.compile(r"gpu:(?:([A-Za-z0-9_.-]+):)?([0-9]{1,4})(?:\(|$)")
 _WORKING = frozenset(("IDLE", "MIXED", "ALLOCATED", "COMPLETING"))
@@ -49,8 +52,9 @@ def parse_nodes(
 ) -> dict[str, SlurmNode]:
     """Working nodes of ``scontrol --oneliner show node``, by name.
 
-    With ``device_types``, only these features count as types; else the first feature of a node.
-    ``before`` are nodes that worked: a controller that was started again has yet to hear of them.
+    With ``device_types``, only these features count as types; else the first feature of a node
+    does. ``before`` are nodes that worked earlier: a restarted controller reports them as unknown
+    at first.
     """
     nodes = (_node(line, device_types, before) for line in text.splitlines())
     return {node.name: node for node in nodes if node is not None}
@@ -69,7 +73,7 @@ def devices_per_node(devices: Iterable[str]) -> dict[str, int]:
 def _node(line: str, device_types: Collection[str], before: Collection[str]) -> SlurmNode | None:
     fields: dict[str, str] = {}
     for key, value in _FIELD.findall(line):
-        # Remarks of people come last and may look like fields.
+        # Free-text remarks come last and may look like fields, so the first occurrence counts.
         fields.setdefault(key, value)
     name = fields.get("NodeName", "")
     state = fields.get("State", "")
@@ -97,7 +101,7 @@ def _node(line: str, device_types: Collection[str], before: Collection[str]) -> 
 
 
 def _is_working(state: str) -> bool:
-    # A star says that the node does not answer; Slurm calls it down when that lasts.
+    # A star means that the node does not respond; Slurm reports it as down if that lasts.
     base, *flags = state.replace("*", "").split("+")
     return base in _WORKING and _HARMLESS.issuperset(flags)
 

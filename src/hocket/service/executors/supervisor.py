@@ -1,15 +1,15 @@
-"""Runs one attempt and sees to its end: ``python -m hocket.service.executors.supervisor FOLDER``.
+"""Runs one attempt until its end: ``python -m hocket.service.executors.supervisor FOLDER``.
 
-A process of its own, so that daemons may come and go. It holds the lock of the attempt's folder,
-starts the commands in sessions of their own, copies what they print to the log, ends them when it
-is asked to (`attempt_folder.STOP`, or SIGTERM to the supervisor), and writes the result when
-nothing of the attempt runs any more. It knows that exactly: orphans become its children
-(PR_SET_CHILD_SUBREAPER), so as long as anything lives there is a child to wait for. Should it be
-killed itself, the kernel kills the commands (PR_SET_PDEATHSIG), and their control group (or, where
-there is none, their mark) finds the rest.
+A separate process, so that daemons may come and go. It holds the lock of the attempt's folder,
+starts the commands in sessions of their own and copies their output to the log. It ends them on
+request (`attempt_folder.STOP`, or SIGTERM to the supervisor), and writes the result when nothing of
+the attempt runs any more. It knows that exactly: orphans become its children
+(PR_SET_CHILD_SUBREAPER), so there is a child to wait for while anything lives. If it is killed
+itself, the kernel kills the commands (PR_SET_PDEATHSIG), and the rest is found by their control
+group, or by their mark if there is none.
 
-Limits are enforced by the control group. Without one, memory is watched: what is above its limit is
-killed at the next look.
+Limits are enforced by the control group. Without one, memory is watched, and an attempt above its
+limit is killed at the next look.
 """
 
 from __future__ import annotations
@@ -55,13 +55,15 @@ from hocket.service.executors.attempt_folder import (
 from hocket.service.executors.bounded_log import BoundedLog
 
 LOCK_PATIENCE_S = 1.0
-"""Whoever looks after the attempt takes its lock for a moment; another supervisor, for good."""
+"""Seconds to wait for the lock: an executor holds it only for a moment, another supervisor for
+good.
+"""
 LOOK_S = 0.5
-"""Interval at which the stop file is looked for; SIGTERM makes the supervisor look at once."""
+"""Seconds between looks at the stop file; SIGTERM makes the supervisor look at once."""
 BEAT_S = 2.0
-"""Interval at which the heartbeat is renewed."""
+"""Seconds between heartbeats."""
 LAST_GRACE_S = 5.0
-"""Grace for the remaining processes once a command of the gang has failed or all have ended."""
+"""Grace for the remaining processes when a command of the gang has failed or all have ended."""
 AFTER_KILL_S = 0.1
 MAX_RESULT_TRIES = 1000
 CANNOT_RUN = 127
@@ -70,23 +72,24 @@ NOBODY, COMMANDS, ALL = range(3)
 REMOVED = (errno.ENOENT, errno.ESTALE)
 """Error numbers of access to a folder that was removed, on this machine or another."""
 _NEVER_WRITABLE = (errno.EISDIR, errno.EACCES, errno.EPERM)
-"""Error numbers if the job made writing the result impossible: a retry would not help."""
+"""Error numbers if the job made writing the result impossible, so that a retry would not help."""
 
 INHERITED = frozenset((
     "PATH", "HOME", "LANG", "LANGUAGE", "TZ", "USER", "LOGNAME", "SHELL", "TMPDIR", "VIRTUAL_ENV",
     "CONDA_PREFIX", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "XDG_CACHE_HOME", "HF_HOME",
     "TORCH_HOME",
 ))  # fmt: skip
-"""Variables that a job inherits, besides ``LC_...``; none of them holds a secret of the daemon."""
+"""Variables that a job inherits, besides ``LC_...``; none of them is a secret of the daemon."""
 
 
 def run_attempt(folder: str | os.PathLike[str]) -> int:
     """Run the attempt of a folder unless it began before, and return when nothing of it is left.
 
     Takes over the process: its working folder, its signals and its children. Returns the exit code
-    of the attempt, 0 where there was nothing to do.
+    of the attempt, or 0 if there was nothing to do.
     """
-    # By its own name even when it is moved aside: another fleet may use the path afterwards.
+    # As working folder it stays the same when it is renamed; another fleet may use the path
+    # afterwards.
     os.chdir(folder)
     isolation.make_private()
     isolation.name_supervisor()
@@ -132,7 +135,7 @@ def _run() -> Result:
     except OSError as error:
         return Result(CANNOT_RUN, f"cannot write the log {str(order.log_file)!r}: {error.strerror}")
     try:
-        # Signals first: whoever reads who supervises may send one at once.
+        # Signal handlers first: a process that reads the supervisor's id may send a signal at once.
         inputs = _Inputs(log)
         write_json(BEGUN, _identity(os.getpid()))
         sync_folder("..")
@@ -149,7 +152,7 @@ def _identity(pid: int) -> dict[str, int | str]:
 
 
 class _Inputs:
-    """Events that a supervisor waits for: output of the commands, and signals."""
+    """Events for which a supervisor waits: output of the commands, and signals."""
 
     def __init__(self, log: BoundedLog) -> None:
         self.is_asked_to_end = False
@@ -176,7 +179,7 @@ class _Inputs:
             if descriptor == self._output:
                 self._log.write(data)
             if not data and event & select.POLLHUP:
-                # All have closed their output, which would be news for ever.
+                # All writers have closed the pipe, which poll would report for ever.
                 self._poll.unregister(descriptor)
 
     def drain(self) -> None:
@@ -197,21 +200,25 @@ class _Gang:
 
     def __init__(self) -> None:
         self.rank_of: dict[int, int] = {}
-        """Rank of each running command by process number, removed at its end since numbers are
-        reused."""
+        """Rank of each running command by process number; removed at its end, because numbers are
+        reused.
+        """
         self.ended: list[tuple[int, int]] = []
-        """Rank and exit code of each command that ended, in order of their ends."""
+        """Rank and exit code of each ended command, in order of their ends."""
         self.is_gone = False
         self.was_asked = False
-        """True if a command got a signal before it ended: then its exit code means little."""
+        """True if a command got a signal before it ended, so that its exit code means little."""
         self.trouble = ""
         """Reason why not all commands could be started."""
         self.group: cgroups.Cgroup | None = None
         self.is_over_memory = False
         self._handles: list[subprocess.Popen[bytes]] = []
         self._starter = ThreadPoolExecutor(1, "starter", isolation.enter_domain)
-        """A thread inside the domain that all commands of the gang share: they may signal each
-        other, and not this process. It lives on, for the kernel kills them when it ends."""
+        """A thread inside the domain that all commands of the gang share.
+
+        The commands may signal each other, but not this process. The thread must live on, because
+        the kernel kills its children when it ends.
+        """
 
     def start(self, order: Assignment, rank: int, port: int, output: int) -> None:
         """Start a command; raises `OSError` if that fails."""
@@ -221,7 +228,7 @@ class _Gang:
         def enter() -> None:
             for entry in entries:
                 os.write(entry, b"0")
-            # After the user was changed, which would undo it.
+            # After the change of user, which would undo it.
             system.die_with(supervisor)
 
         user = _unix_user(order.unix_user)
@@ -256,23 +263,24 @@ class _Gang:
                 rank = self.rank_of.pop(ended[0], None)
                 if rank is not None:
                     self.ended.append((rank, os.waitstatus_to_exitcode(ended[1])))
-                    # What was waited for here must not be waited for again by its handle.
+                    # The process was waited for here, so its handle must not wait for the number
+                    # again.
                     self._handles[rank].returncode = self.ended[-1][1]
         except ChildProcessError:
             self.is_gone = True
 
     def ask_to_end(self, *, is_for_all: bool) -> None:
-        """Send SIGTERM to the commands, or to everything, those in other sessions too."""
+        """Send SIGTERM to the commands, or to all processes, including those in other sessions."""
         everything = system.descendants(os.getpid())
         for one in everything:
             is_command = one.pid in self.rank_of
             if (is_for_all or is_command) and system.send(one, signal.SIGTERM):
                 self.was_asked |= is_command
-        # What was halted could neither save nor end.
+        # A stopped process could neither save its work nor end.
         system.send_all(everything, signal.SIGCONT)
 
     def kill(self) -> None:
-        """Send SIGKILL to everything that is there now; it may have had children meanwhile."""
+        """Send SIGKILL to all present processes; they may have started others meanwhile."""
         if self.group is not None:
             self.group.kill()
         system.send_all(system.descendants(os.getpid()), signal.SIGKILL)
@@ -296,7 +304,7 @@ def _supervise(order: Assignment, inputs: _Inputs) -> Result:
     _start(gang, order, inputs.output_end)
     os.close(inputs.output_end)
     if not gang.trouble:
-        # For people and for the executor's eyes only: no reason to end what runs.
+        # Only users and the executor read this file, so a failure is no reason to end the commands.
         with contextlib.suppress(OSError):
             write_json(RUNNING, {"commands": [_identity(pid) for pid in gang.rank_of]})
     _see_to_the_end(gang, order, inputs)
@@ -312,14 +320,14 @@ def _supervise(order: Assignment, inputs: _Inputs) -> Result:
         )
     _, exit_code = gang.failure or (0, 0)
     if exit_code == 0 and (gang.was_asked or inputs.is_asked_to_end) and not os.path.exists(STOP):
-        # Not the fleet asked but somebody else: a queue whose time limit has come, or an init
-        # system, which asks the commands too. One that obeyed must not look as if it were done.
+        # The stop came from outside the fleet: a queue with a time limit, or an init system, which
+        # signals the commands too. A command that obeyed must not look as if it had finished.
         return Result(-signal.SIGTERM, "its supervisor was stopped from outside", is_lost=True)
     return Result(exit_code, _why(gang, order), was_asked=gang.was_asked)
 
 
 def _make_group(order: Assignment) -> cgroups.Cgroup | None:
-    """The control group of the attempt; None where none can be made, or not with its limits."""
+    """The control group of the attempt; None if none can be made with its limits."""
     found = cgroups.find_cgroups()
     if found is None:
         return None
@@ -353,12 +361,14 @@ def _popen(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
 def _folder_of(
     order: Assignment, user: pwd.struct_passwd, identity: dict[str, Any]
 ) -> str | os.PathLike[str]:
-    """Working folder of a user's commands: the one that the job names, or one in the user's home,
-    because the state folder is closed to them."""
+    """Working folder of a user's commands: the one that the job names, or one in the user's home.
+
+    The state folder is closed to other users.
+    """
     if not order.has_own_folder:
         return order.work_folder
     folder = os.path.join(user.pw_dir, "hocket-jobs", order.environment.get("HOCKET_JOB", "0"))
-    # Made by the user: symbolic links in a home folder could mislead root.
+    # Created as the user, because symbolic links in a home folder could mislead root.
     subprocess.run(
         ["mkdir", "-p", folder], check=True, cwd="/", stderr=subprocess.DEVNULL, **identity
     )
@@ -405,10 +415,10 @@ def _see_to_the_end(gang: _Gang, order: Assignment, inputs: _Inputs) -> None:
 
 
 def _who_must_end(gang: _Gang, order: Assignment, inputs: _Inputs) -> tuple[int, float]:
-    """Processes to end now, and the time that they get.
+    """Processes to end now, and their grace.
 
-    Only the commands get SIGTERM at first: a training that saves its work needs its data loaders.
-    Processes that outlive the commands, such as those of a script, get it when these have ended.
+    Only the commands get SIGTERM at first, because a training that saves its work needs its data
+    loaders. Processes that outlive the commands, such as those of a script, get it afterwards.
     """
     asked_s = _asked_s(order, inputs)
     last_grace_s = min(LAST_GRACE_S, order.grace_s) if asked_s is None else asked_s
@@ -422,7 +432,8 @@ def _who_must_end(gang: _Gang, order: Assignment, inputs: _Inputs) -> tuple[int,
 def _asked_s(order: Assignment, inputs: _Inputs) -> float | None:
     """Grace that the attempt was given; None if it was not asked to stop."""
     try:
-        # Whoever removes the folder has given the attempt up, and its devices away.
+        # A removed folder means that the attempt was given up, and its devices were given to
+        # others.
         os.stat(BEGUN)
         asked_s = asked_grace_s(".")
         if asked_s is None and order.lease_file:
@@ -431,7 +442,7 @@ def _asked_s(order: Assignment, inputs: _Inputs) -> float | None:
     except DAMAGED:
         asked_s = order.grace_s
     except OSError as error:
-        # A file system that fails for a while is no reason to end what runs.
+        # A temporary failure of the file system is no reason to end the commands.
         asked_s = 0.0 if error.errno in REMOVED else None
     return order.grace_s if asked_s is None and inputs.is_asked_to_end else asked_s
 
@@ -456,7 +467,7 @@ def _why(gang: _Gang, order: Assignment) -> str:
 def _environment(
     order: Assignment, rank: int, port: int, user: pwd.struct_passwd | None
 ) -> dict[str, str]:
-    """Environment of a command: little of ours, the job's own, and the names of its devices."""
+    """Environment of a command: few inherited variables, the job's own, and its devices."""
     inherited = {
         name: text
         for name, text in os.environ.items()
@@ -467,7 +478,7 @@ def _environment(
         inherited |= {**own, "SHELL": user.pw_shell}
         for name in ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TMPDIR"):
             inherited.pop(name, None)
-    # Output that waits in a buffer is lost when the command is killed.
+    # Output in a buffer would be lost when the command is killed.
     inherited["PYTHONUNBUFFERED"] = "1"
     given = {
         "HOCKET_DEVICES": ",".join(order.devices),

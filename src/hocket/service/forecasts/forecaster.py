@@ -1,7 +1,8 @@
 """Forecasts on request: one question at a time, and few that wait.
 
-A forecast of a large fleet takes a core for a second or two. So only one is made at a time, and
-further requests are refused at once when some wait already: a waiting thread serves nobody else.
+A forecast of a large fleet occupies a core for a second or two. So only one is computed at a time,
+and further requests are refused at once if some wait already, because a waiting thread serves
+nobody else.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from hocket.fleet.what_if import TwoFutures, what_if
 from hocket.service.errors import BusyError
 
 MAX_ASKED = 3
-"""Maximum pending requests: one that is being answered, and those that wait."""
+"""Maximum number of pending requests, including the one that is being answered."""
 
 
 _PAGE_PART = 3
@@ -60,8 +61,8 @@ def answer(
 class FleetForecaster:
     """Answers questions of several threads, by default in this process.
 
-    All methods raise `BusyError` where too many requests wait, and `UsageError` where a question
-    has no answer. ``time_s`` is the current time.
+    All methods raise `BusyError` if too many requests wait, and `UsageError` if a question has no
+    answer. ``time_s`` is the current time.
     """
 
     def __init__(self, answer_one: Answer = answer) -> None:
@@ -72,7 +73,7 @@ class FleetForecaster:
     def explain(self, state: FleetState, time_s: float, number: int) -> Explanation:
         """Explain what a job does or waits for, and when it is expected to start."""
         if state.jobs.rows["phase"][state.row_of(number)] != WAITING:
-            # Nobody has to look ahead for that.
+            # This needs no look into the future.
             return explain(at_moment(state, time_s), number)
         found: Explanation = self._ask(explain, state, time_s, number=number)
         return found

@@ -1,4 +1,4 @@
-"""Forecasts in a process of their own, so that they take no time from the deciding process.
+"""Compute forecasts in a separate process, so that they take no time from the deciding process.
 
 The first question starts the process. It gets one question at a time with the state of the fleet,
 and runs at low priority (`nice`). A process that dies or takes too long is replaced at the next
@@ -21,7 +21,8 @@ from hocket.service.errors import UnavailableError
 from hocket.service.forecasts.forecaster import FleetForecaster, Question
 
 PATIENCE_S = 60.0
-"""The first answer includes the start of the process; a machine may be busy with better things."""
+"""Seconds to wait for an answer; the first one includes the start of the process on a busy machine.
+"""
 _PROGRAM = "hocket.service.forecasts.worker"
 
 
@@ -34,7 +35,9 @@ class ForecastProcess(FleetForecaster):
         self._group: WorkerGroup | None = None
         self._is_closed = False
         self._starting = threading.Lock()
-        """Held to start or end the process, so that one started at the end does not stay."""
+        """Held while the process is started or ended, so that one started during the shutdown does
+        not stay.
+        """
 
     def close(self) -> None:
         """End the process and the question that it works on."""
@@ -49,7 +52,7 @@ class ForecastProcess(FleetForecaster):
     def _ask_child(
         self, question: Question, state: FleetState, time_s: float, arguments: Mapping[str, Any]
     ) -> Any:
-        # Pickled, functions by their names: both ends of the pipe are this program.
+        # Pickle is safe here, because both ends of the pipe are this program.
         request = pickle.dumps((question, state, time_s, arguments))
         group = self._living()
         try:
