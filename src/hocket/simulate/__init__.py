@@ -1,4 +1,8 @@
-"""The simulator: an event engine for compute, transfers with contention, and memory."""
+"""The simulator: an event engine for compute, transfers with contention, and memory.
+
+`engine` simulates plans, `evaluate` scores many plans of one problem, `events` is the compiled
+engine. `parallel` expands parallel plans into one graph, `rewriting` applies memory sections.
+"""
 
 from hocket.simulate.analysis import (
     PathStep,

@@ -58,6 +58,7 @@ def critical_path(timeline: Timeline, problem: Problem) -> tuple[PathStep, ...]:
         return ()
     causes = _Causes(timeline, problem)
     steps: list[PathStep] = []
+    # The span that ends last determines the step time.
     for item, reason, wait_s in _walk(int(np.argmax(end_s)), causes):
         is_op = item < num_ops
         steps.append(
@@ -83,6 +84,7 @@ def _walk(last: int, causes: _Causes) -> list[tuple[int, Reason, float]]:
     seen = {last}
     while True:
         item = trail[-1][0]
+        # Spans of no length may form cycles, so no item is visited twice.
         cause = next((c for c in untried[-1] if c.item not in seen), None)
         if cause is not None:
             trail[-1] = (item, cause.reason, cause.wait_s)
@@ -138,6 +140,7 @@ class _Causes:
         before = self.on_stream.last_before(op, op)
         data_s = max((end_s[item] for item in arrivals), default=0.0)
         free_s = end_s[before[0]] if before else 0.0
+        # The cause is whatever ended last: data if both ended together.
         if arrivals and data_s >= free_s:
             item = next(item for item in arrivals if end_s[item] == data_s)
             return [_Cause(item, "data", max(start_s - free_s, 0.0))]
@@ -166,6 +169,7 @@ def _read_from(timeline: Timeline, problem: Problem) -> NDArray[np.int64]:
     key = timeline.transfer_tensor.astype(np.int64) * num + timeline.transfer_dst
     order = np.argsort(key, kind="stable")
     wanted = graph.reads.astype(np.int64) * num + timeline.op_device[reader]
+    # The search may point behind the last key; `is_sent` tells whether it hit.
     found = np.minimum(np.searchsorted(key[order], wanted), len(key) - 1)
     is_sent = key[order][found] == wanted
     return np.where(is_sent, graph.num_ops + order[found], source)
@@ -187,6 +191,7 @@ class _Ended:
         end_s: FloatArray,
     ) -> None:
         has_length = end_s > start_s
+        # Of equal ends, items with a length come last and are met first by the backward scan.
         order = np.lexsort((has_length, end_s, group))
         times, rank = np.unique(end_s, return_inverse=True)
         width = len(times) + 1
@@ -268,6 +273,7 @@ def bottleneck(timeline: Timeline, problem: Problem, path: Sequence[PathStep] | 
         return "limited by nothing: the step takes no time"
     path = critical_path(timeline, problem) if path is None else path
     seconds = path_seconds(timeline, path)
+    # Collectives, copies and the host count only if they exceed both compute and transfers.
     most = max(_LIMITS, key=lambda kind: seconds[kind])
     if seconds[most] > max(seconds[TRANSFERS], seconds[COMPUTE]):
         return f"limited by {_LIMITS[most]} ({format_percent(seconds[most] / whole_s)})"

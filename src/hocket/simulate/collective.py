@@ -21,6 +21,7 @@ from hocket.hardware.cluster import Cluster
 from hocket.plan.sections.communication import Communication, Send, Tree, channel
 
 MAX_CHUNKS = 2**15
+"""Largest number of chunks of a message."""
 MAX_CHUNKS_IN_FLIGHT = 8
 """Chunks that may be in flight over one hop, equal to NCCL's eight slots."""
 
@@ -66,6 +67,7 @@ class CollectiveTimes:
     def num_chunks(self, size_bytes: float) -> int:
         """Return the largest number of chunks per tree that still keeps every hop busy."""
         slowest_s = float(self.latency_s.max()) / MAX_CHUNKS_IN_FLIGHT
+        # Without latency nothing is lost by smaller chunks.
         if slowest_s == 0.0:
             return MAX_CHUNKS
         return int(min(max(size_bytes / self.rate_bps / slowest_s, 1.0), MAX_CHUNKS))
@@ -77,6 +79,7 @@ class CollectiveTimes:
         )
 
     def _some_rounds(self, last: IntArray, size_bytes: float, num_chunks: int) -> FloatArray:
+        # In round r, chunks r - n + 1 to r are in flight, so a level is busy in n rounds.
         first = np.maximum(last - num_chunks + 1, 0)
         last = np.minimum(last, self.num_levels - 1)
         busy = (self._until[:, last + 1] - self._until[:, first]).max(axis=0)
@@ -89,7 +92,8 @@ class CollectiveTimes:
         levels = self.num_levels
         if chunks <= levels:
             return float(self.round_s(size_bytes, chunks).sum()) + self.longest_s
-        # Between the first rounds and the last ones all are alike.
+        # The rounds between the first and the last ones are all equal, so one of them is counted
+        # often.
         ends = np.concatenate((np.arange(levels), np.arange(chunks, chunks + levels - 1)))
         some = self._some_rounds(ends.astype(np.int32), size_bytes, chunks)
         return float(some.sum() + some[levels - 1] * (chunks - levels)) + self.longest_s

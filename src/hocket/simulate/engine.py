@@ -63,6 +63,7 @@ def simulate_parallel(
     _, timeline = simulate_placement(
         expanded.problem, expanded.device_of, expanded.priority, is_strict=expanded.is_strict
     )
+    # Ops that can never start keep NaN as their end.
     if np.isnan(timeline.op_end_s).any():
         raise CheckError(
             "stages of the pipeline wait for each other in a cycle",
@@ -115,6 +116,7 @@ def _timeline(problem: Problem, tables: Instructions, state: EngineState) -> Tim
     spans, places, transfers = state.spans, tables.places, tables.transfers
     num = len(transfers.place)
     order = np.argsort(spans.transfer_start_s[:num], kind="stable")
+    # The log holds the bytes after each change, sorted by time for each device.
     memory_ptr, memory_time_s, memory_bytes = _curves(state.memory)
     tensor = transfers.tensor[order]
     ends_s = np.append(spans.op_end_s, spans.transfer_end_s[:num])

@@ -25,6 +25,7 @@ from hocket.simulate.lowering import LoweringBuffers, lower_into, new_buffers, o
 from hocket.simulate.state import EngineState, Spans, new_state
 
 _NOISE = 1e-9
+"""Relative difference of step times that counts as rounding."""
 
 
 class Score(NamedTuple):
@@ -101,6 +102,7 @@ class Evaluator:
         with ``is_strict`` all their ops in exactly that order. Every op must be on an existing
         device that can run it.
         """
+        # Written into the engine's own arrays, which avoids allocation for every plan.
         self.runs.device[:] = device_of
         self.runs.priority[:] = np.arange(len(self.runs.device)) if priority is None else priority
         self.first_better(self._no_change, _WORST, is_strict=is_strict)
@@ -202,7 +204,7 @@ def _take_score(
     step_s, moved, over = 0.0, 0.0, 0.0
     for op in range(len(spans.op_end_s)):
         step_s = max(step_s, spans.op_end_s[op])
-        # Not a number where an order makes ops wait for each other: then there is no end.
+        # NaN if an order makes ops wait for each other: then the step has no end.
         if np.isnan(spans.op_end_s[op]):
             step_s = np.inf
     for transfer in range(num):
@@ -211,7 +213,7 @@ def _take_score(
         moved += given.tensor_bytes[tensors[transfer]]
     for device in range(len(peak)):
         over += max(peak[device] - given.memory_bytes[device], 0)
-    # What never ends never needs all its memory either, so that must not count in its favour.
+    # A deadlocked step never allocates all of its memory, so its overflow must not count as small.
     score[0], score[1], score[2] = over if step_s < np.inf else np.inf, step_s, moved
 
 
@@ -245,7 +247,7 @@ def _exchange(changes: Changes, device: LongArray, priority: FloatArray, which: 
 def _is_better(score: FloatArray, other: FloatArray, tolerance: float) -> bool:
     if score[0] != other[0]:
         return bool(score[0] < other[0])
-    # A step that is shorter by a rounding error is no reason to change anything.
+    # A step that is shorter by a rounding error is no improvement.
     limit_s = other[1] * (tolerance - _NOISE)
     return bool(score[1] < limit_s or (score[1] <= other[1] and score[2] < other[2]))
 

@@ -2,8 +2,7 @@
 
 At each time, the engine first processes all ends (it releases bytes and marks tensors as arrived),
 then starts every op and transfer that can start. Spans of no length cause another round at the same
-time. O((ops + reads + transfers) log), plus the cost of shared channels, which the comment above
-`_count` states.
+time. O((ops + reads + transfers) log), plus the cost of shared channels, stated below.
 """
 
 from __future__ import annotations
@@ -69,6 +68,7 @@ def begin_flow(
     flow: Flow, routes: RouteTable, route: int, transfer: int, work: float, now: float
 ) -> None:
     """Start the flow of a transfer over a route."""
+    # The clock of an idle route restarts at 0, which keeps its numbers small and exact.
     if flow.heaps.size[route] == 0:
         flow.clock[route], flow.rate[route], flow.since_s[route] = 0.0, 0.0, now
         _activate(flow, routes, route)
@@ -103,6 +103,7 @@ def set_next(next_s: FloatArray, route: int, time_s: float) -> None:
     while at > 1:
         at >>= 1
         smaller = min(next_s[2 * at], next_s[2 * at + 1])
+        # Nothing changes above this node of the tournament tree.
         if next_s[at] == smaller:
             break
         next_s[at] = smaller
@@ -123,6 +124,7 @@ def _set_rate(flow: Flow, routes: RouteTable, route: int, now: float) -> None:
     for index in range(routes.path_ptr[route], routes.path_ptr[route + 1]):
         rate = min(rate, flow.share[routes.path[index]])
     if rate != flow.rate[route]:
+        # Work done so far counts at the old rate.
         flow.clock[route] += flow.rate[route] * (now - flow.since_s[route])
         flow.since_s[route] = now
         flow.rate[route] = rate
@@ -158,6 +160,7 @@ def hold(memory: MemoryState, device: int, num_bytes: int, now: float) -> None:
     memory.now[device] += num_bytes
     memory.peak[device] = max(memory.peak[device], memory.now[device])
     entry = memory.last[device]
+    # Several changes at one time are one entry of the log.
     if memory.log_time_s[entry] != now:
         entry = memory.size[0]
         memory.size[0] += 1
@@ -209,6 +212,8 @@ def _offer(
     start_s = now
     if mode == QUEUED:
         send, receive = transfers.send_queue[transfer], transfers.receive_queue[transfer]
+        # A transfer occupies both queues from its start, in the order in which tensors become
+        # ready.
         start_s = max(now, schedule.queue_free_s[send], schedule.queue_free_s[receive])
         end_s = start_s + transfers.duration_s[transfer]
         schedule.queue_free_s[send] = end_s
@@ -295,6 +300,7 @@ def _begin_work(schedule: Agenda, runs: RunTable, queue: int, op: int, now: floa
     end_s = now + runs.duration_s[op]
     other = runs.other_stream[queue]
     schedule.running[queue] = op
+    # Ops of no length occupy neither the host nor the device.
     if other >= 0 and runs.duration_s[op] > 0.0:
         if runs.issue_s[op] > 0.0:
             begin_s = max(now, schedule.host_free_s[other])
@@ -305,6 +311,7 @@ def _begin_work(schedule: Agenda, runs: RunTable, queue: int, op: int, now: floa
             pass
         elif runs.fill[op] + runs.fill[beside] > 1.0:
             kernel_s = runs.kernel_s[beside]
+            # The kernel that is ready first runs first; the other one is delayed to its end.
             if end_s - runs.kernel_s[op] >= due_s - kernel_s:
                 end_s = max(end_s, due_s + runs.kernel_s[op])
             elif end_s > due_s - kernel_s:
@@ -345,6 +352,8 @@ def _start_ops(
         op = _next_op(schedule, runs, queue, strict)
         if op < 0:
             continue
+        # The step cannot end earlier than the stream's remaining work or the longest path from
+        # here.
         if now + max(schedule.left_s[queue], schedule.tail_s[op]) > limit_s:
             return True
         schedule.left_s[queue] -= runs.duration_s[op]
@@ -368,6 +377,7 @@ def _end_op(
     for index in range(runs.read_ptr[op], runs.read_ptr[op + 1]):
         use_up(memory, places, places.read_place[index], now)
     for tensor in range(runs.made_ptr[op], runs.made_ptr[op + 1]):
+        # Only the owner of a storage counts the end of its producer.
         if places.storage[tensor] == tensor:
             use_up(memory, places, tensor, now)
         _arrive(schedule, runs, tensor, strict)
@@ -386,6 +396,7 @@ def _end_events(
             event = pop(schedule.events, ZERO)
             kind, index = event // _KIND, event % _KIND
             if kind == _OP_END:
+                # A delayed op has a second end event; the first one is ignored.
                 if not _is_due(schedule, runs.queue[index], index, now):
                     continue
                 _end_op(state, runs, places, index, strict, now)
@@ -399,6 +410,7 @@ def _end_events(
             transfer = index
         elif flow.next_s[1] == now:
             route = next_route(flow.next_s)
+            # The entry may be outdated, because rates changed after it was written.
             if flow.heaps.size[route] == 0 or flow_end_s(flow, route) > now:
                 set_next(flow.next_s, route, np.inf)
                 continue

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from math import inf
 
 _STEPS = 6
-"""Number of simulated steps, after which step times repeat: a step waits for the one before
-only."""
+"""Number of simulated steps. Step times repeat by then, since a step waits only for the previous
+one."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ class _Steps:
 
     def repeated_s(self) -> float:
         now_s, before_s = 0.0, 0.0
+        # The first step has no predecessor; the last one shows the steady state.
         for _ in range(_STEPS):
             before_s, now_s = now_s, self._step(now_s)
         return now_s - before_s
@@ -112,6 +113,8 @@ class _Steps:
 
     def _hand_in(self, ready_s: float, index: int) -> None:
         rest = float(self.layers[index].gradient_bytes)
+        # Until its slices are sent, the gradient counts as never arriving; without bytes it is
+        # there already.
         self.arrives_s[index] = inf if rest else self.arrives_s[index]
         while rest > 0:
             size = min(rest, self.how.slice_bytes)
@@ -123,6 +126,7 @@ class _Steps:
     def _run_channel(self, until_s: float, needed: int | None) -> None:
         """Send slices until a time, and longer until the gradient of ``needed`` is reduced."""
         while self.future or self.waiting:
+            # The channel stops only before a slice that starts after the requested time.
             is_there = needed is not None and self.num_left[needed] == 0
             start_s = self.free_s
             if not self.waiting:

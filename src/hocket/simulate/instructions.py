@@ -17,6 +17,7 @@ from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.kernels.containers import table
 
 _T = TypeVar("_T")
+# Declared types of columns, by which tables are allocated.
 _DTYPES: dict[Any, Any] = {LongArray: np.int64, FloatArray: np.float64, BoolArray: np.bool_}
 SHARED, QUEUED, PARALLEL = 0, 1, 2
 """Models of simultaneous transfers: positions in ``hocket.plan.problem.TRANSFER_MODES``."""

@@ -44,6 +44,7 @@ def link_times(problem: Problem) -> LinkTimes:
     route.
     """
     graph, costs, routes = problem.graph, problem.costs, problem.costs.routes
+    # CPUs copy within the host's memory.
     is_cpu = np.array([device.kind.is_cpu for device in problem.cluster.devices], dtype=np.bool_)
     is_stated = costs.tensor_s is not None
     unit_s = (routes.hops > 0).astype(np.float64) if is_stated else 1 / routes.bandwidth_bps
@@ -70,6 +71,7 @@ def device_load_s(problem: Problem, device_of: IntArray) -> FloatArray:
     coming_s = summed(dst, seconds, num_devices)
     slowest_s = np.zeros(graph.num_tensors)
     np.maximum.at(slowest_s, tensor, seconds)
+    # A tensor leaves once, however many devices read it: the slowest of its links counts.
     owner = owner_devices(graph, device_of)
     going_s = summed(owner, slowest_s, num_devices)
     return np.where(links.pays, load_s + coming_s + going_s, load_s)

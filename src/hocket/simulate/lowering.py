@@ -50,6 +50,7 @@ def new_buffers(problem: Problem, devices: IntArray | None = None) -> LoweringBu
     graph, num_devices = problem.graph, problem.cluster.num_devices
     used = np.arange(num_devices) if devices is None else np.unique(devices)
     routes, route_of_pair = _routes(problem.costs, used.tolist(), num_devices)
+    # At most one copy per reader and per other device.
     num_away = int(np.minimum(np.diff(graph.user_ptr), max(len(used) - 1, 0)).sum())
     given = _given(problem, route_of_pair)
     num_streams = int(given.num_streams[0])
@@ -163,6 +164,7 @@ def _slowest(costs: Costs) -> FloatArray:
 def _routes(costs: Costs, devices: list[int], num_devices: int) -> tuple[RouteTable, LongArray]:
     """Return the distinct routes between the devices, and the route of each pair of devices."""
     number: dict[tuple[int, ...], int] = {}
+    # Pairs of devices with the same channels share one route, and so one heap of transfers.
     route_of_pair = zeros(num_devices * num_devices)
     for src in devices:
         for dst in devices:
@@ -191,6 +193,7 @@ def _find_places(given: Given, device_of: LongArray, places: PlaceTable, scratch
     here, num_tensors = scratch.place_on, len(given.alias_of)
     end = num_tensors
     scratch.away_ptr[0] = end
+    # `here` maps devices to places of the current tensor; it is all -1 between tensors.
     for tensor in range(num_tensors):
         owner_op, first = given.owner_op[tensor], end
         owner = device_of[owner_op] if owner_op >= 0 else 0
@@ -235,7 +238,8 @@ def _find_base(given: Given, places: PlaceTable, scratch: Scratch, place: int) -
         return base
     for away in range(scratch.away_ptr[base], scratch.away_ptr[base + 1]):
         if places.device[away] == device:
-            # Before the step a copy has not come yet, so nothing can live in it: own bytes then.
+            # Before the step a copy has not arrived yet, so a view cannot be stored in it: it gets
+            # own bytes.
             return place if places.is_copy[away] and not given.is_made[tensor] else away
     return place
 
@@ -258,6 +262,7 @@ def _find_storages(given: Given, places: PlaceTable, scratch: Scratch, num_place
         places.num_bytes[place] = given.tensor_bytes[tensor] if owns else 0
         if given.is_input[tensor] if is_copy else given.is_held[tensor]:
             places.is_kept[root] = True
+        # The producer is a use as well, so that a result without readers is freed when it ends.
         if owns and given.is_made[tensor] and not is_copy:
             places.num_uses[place] += 1
         if not given.is_made[tensor] and not is_copy:
@@ -293,6 +298,7 @@ def _list_transfers(
             transfers.send_queue[count] = given.send_queue[src]
             transfers.receive_queue[count] = given.receive_queue[dst]
             transfers.latency_s[count] = given.latency_s[pair]
+            # Infinite capacity: the transfer takes its latency alone.
             transfers.work[count] = 0.0 if slowest == np.inf else work
             transfers.duration_s[count] = given.latency_s[pair] + transfers.work[count] / slowest
             transfers.route[count] = given.route[pair]
@@ -328,6 +334,7 @@ def _list_runs(given: Given, runs: RunTable, places: PlaceTable, scratch: Scratc
         for index in range(runs.read_ptr[op], runs.read_ptr[op + 1]):
             place = places.read_place[index]
             places.num_uses[places.storage[place]] += 1
+            # Tensors that exist on the device from the start need no waiting.
             if given.is_made[given.reads[index]] or places.is_copy[place]:
                 num_waits += 1
         runs.num_waits[op] = num_waits

@@ -56,6 +56,7 @@ def simulate_pipeline(schedule: Schedule, costs: StageCosts) -> Timeline:
     )
     send_s = table((*costs.send_s, 0.0), np.float64)
     _run_actions(actions, duration_s, send_s, cell_end_s, cursor, start_s, end_s)
+    # Some device did not reach the end of its actions.
     if np.any(cursor < schedule.start[1:]):
         raise _deadlock(schedule, cursor)
     return _timeline(schedule, start_s, end_s, costs)
@@ -98,6 +99,7 @@ def _peak_bytes(schedule: Schedule, costs: StageCosts) -> LongArray:
     """Return the peak bytes of each device: its state plus the most activations in flight."""
     held = np.array(costs.activation_bytes, dtype=np.int64)
     late = np.array(costs.weight_gradient_bytes, dtype=np.int64)
+    # A split backward pass frees all but what the weight gradient reads.
     change = np.stack([held, -held, late - held, -late])[schedule.work, schedule.stage]
     most = [int(np.cumsum(own).max(initial=0)) for own in np.split(change, schedule.start[1:-1])]
     return np.array(most, dtype=np.int64) + np.array(costs.state_bytes, dtype=np.int64)
@@ -108,6 +110,7 @@ def _timeline(
 ) -> Timeline:
     every, num_actions = np.arange(schedule.num_devices), np.diff(schedule.start)
     # The work after the pipeline begins when the device's last action ends.
+    # The appended 0 is read by devices without actions.
     last_s = np.where(num_actions > 0, np.append(end_s, 0.0)[schedule.start[1:] - 1], 0.0)
     ends_s = np.concatenate((end_s, last_s + np.array(costs.after_s)))
     none, no_time = np.zeros(0, dtype=np.int32), np.zeros(0)

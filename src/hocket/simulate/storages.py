@@ -38,8 +38,7 @@ def storage_spans(graph: Graph, timeline: Timeline) -> tuple[FloatArray, FloatAr
 
 
 def held_at_peak(problem: Problem, timeline: Timeline) -> list[HeldStorage]:
-    """Return the storages held on the first device at its peak, the largest first, without
-    workspaces.
+    """Return the storages held on the first device at its peak, without workspaces, largest first.
 
     For steps on one device: a tensor that is sent is listed on the device that made it only.
     """
@@ -50,7 +49,8 @@ def held_at_peak(problem: Problem, timeline: Timeline) -> list[HeldStorage]:
     peak_s = float(times[int(np.argmax(held))])
     begin, end = storage_spans(graph, timeline)
     owner = np.append(timeline.op_device, 0)[graph.owner_op]
-    # At the end of an op its inputs are free again, at the begin of the next its outputs are there.
+    # Half-open lifetimes: at the end of an op its inputs are free, at the start of the next one its
+    # outputs exist.
     there = (begin <= peak_s) & (end > peak_s) & (graph.held_bytes > 0) & (owner == 0)
     order = sorted(np.flatnonzero(there).tolist(), key=lambda t: (-graph.held_bytes[t], t))
     return [

@@ -1,4 +1,4 @@
-"""Symmetric replicas: one is simulated and stands for all that do the same at the same time.
+"""Symmetric replicas: one is simulated and stands for all others that run in lockstep with it.
 
 Equal replicas on equal devices run in lockstep, since each waits equally long for collectives. So a
 step on hundreds of GPUs needs as many simulated ops as one replica has. Collectives take the time
@@ -30,6 +30,7 @@ def is_symmetric(problem: Problem, parallel: Parallel) -> bool:
     is_small = num_passes * problem.graph.num_ops <= MAX_OPS
     if (len(parallel.devices) <= MAX_DEVICES and is_small) or parallel.is_round_robin:
         return False
+    # A single device has nobody to stand for.
     if len(parallel.replicas) * parallel.tensor == 1:
         return False
     if len({replace(replica, devices=()) for replica in parallel.replicas}) > 1:
@@ -41,6 +42,7 @@ def is_symmetric(problem: Problem, parallel: Parallel) -> bool:
         rows, memory, routes.bandwidth_bps[before, after], routes.latency_s[before, after],
         routes.bandwidth_bps[after, before], routes.latency_s[after, before],
     )  # fmt: skip
+    # Equal stages on equal devices and links: then all ranks take equally long.
     return all(bool((column == column[0]).all()) for column in columns)
 
 
@@ -60,6 +62,7 @@ def shared_bandwidth_bps(problem: Problem, ranks: IntArray) -> FloatArray:
         for src, dst in ((stage, stage + 1), (stage + 1, stage)):
             paths = [routes.path(row[src], row[dst]) for row in ranks.tolist()]
             load = np.bincount(np.concatenate(paths), minlength=len(most))
+            # Only channels of the simulated rank matter.
             most[paths[0]] = np.maximum(most[paths[0]], load[paths[0]])
     shared: FloatArray = routes.channel_bandwidth_bps / most
     return shared

@@ -92,6 +92,7 @@ def covered_s(
     found_s = np.zeros(num_groups)
     for index in range(num_groups):
         own = slice(edges[index], edges[index + 1])
+        # Ends reached so far: only the part of a span beyond them is new.
         reached_s = np.maximum.accumulate(np.append(0.0, end_s[own]))
         new_s = reached_s[1:] - np.maximum(start_s[own], reached_s[:-1])
         found_s[index] = np.maximum(new_s, 0).sum()

@@ -1,6 +1,7 @@
 """Check that a plan is legal: its structure, in-place updates, memory and other limits.
 
-Results of all planners are checked here, and loaded plans are checked again.
+`verify` raises on violations, `violations` lists them. Results of all planners are checked here,
+and loaded plans are checked again.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def verify(plan: Plan, problem: Problem) -> None:
 def violations(plan: Plan, problem: Problem, timeline: Timeline | None = None) -> list[Violation]:
     """Return all violations; pass ``timeline`` if the plan was simulated before."""
     found = list(structure_violations(plan, problem))
+    # A wrong structure would make the simulation fail.
     if found or problem.work is None:
         return found
     if isinstance(problem.work, TransformerTraining):

@@ -154,6 +154,7 @@ def structures(tables: Tables, devices: list[int]) -> list[Structure]:
 
 def _class_of(tables: Tables, device: int) -> tuple[object, ...]:
     problem = tables.problem
+    # Devices of one type may have different links: these are not interchangeable.
     bandwidth = sorted(problem.costs.routes.bandwidth_bps[device].tolist())
     return tables.row(device), int(problem.memory_bytes[device]), tuple(bandwidth)
 
@@ -161,7 +162,6 @@ def _class_of(tables: Tables, device: int) -> tuple[object, ...]:
 def _all_sets(devices: list[int]) -> Iterator[Structure]:
     """Yield every set of ordered groups of some of the devices."""
     if not devices:
-        # Devices on one host may differ in NVLink bandwidth: these are not interchangeable.
         yield ()
         return
     last = devices[-1]

@@ -44,12 +44,13 @@ from hocket.planners.parallel.space import (
 from hocket.planners.parallel.transformer_why import explain, shortage
 from hocket.transformer import SCHEDULES, ParallelConfig, ParallelConfigs
 
-# Every config through the closed forms of memory and time; the best of each shape is kept.  Blocks
-# of configs are evaluated as arrays: first their memory, then, for those that fit, their time. Of
-# one shape (degrees, microbatch, schedule) only the best memory option is kept, so that simulated
-# candidates differ in what the simulator sees. If a shape fits with less recomputation, more of it
-# is not tried, since it only costs time. O(configs), some dozens of array passes.
-# dozens of array passes.
+# Every config through the closed forms of memory and time; the best of each shape is kept.
+#
+# Blocks of configs are evaluated as arrays: first their memory, then, for those that fit, their
+# time. Of one shape (degrees, microbatch, schedule) only the best memory option is kept, so that
+# simulated candidates differ in what the simulator sees. If a shape fits with less recomputation,
+# more of it is not tried, since it only costs time. O(configs), some dozens of array passes. dozens
+# of array passes.
 
 NEARLY = 1.25
 """Largest ratio of peak and memory of configs that are shown although they do not fit."""

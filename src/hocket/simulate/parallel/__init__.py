@@ -1,5 +1,4 @@
-"""Expansion of a parallel plan into one larger graph: replicas, microbatches, collectives as
-ops."""
+"""Expansion of a parallel plan into one graph: replicas, microbatches, collectives as ops."""
 
 from hocket.simulate.parallel.batch_costs import priced_at
 from hocket.simulate.parallel.expand import ExpandedStep, expand

@@ -1,4 +1,7 @@
-"""Costs of a step at another batch size, of gradient accumulation and of all-reduces."""
+"""Costs of a step at another batch size, of gradient accumulation and of all-reduces.
+
+Results are cached, because searches ask for the same sizes, gradients and devices many times.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def priced_at(problem: Problem, num_samples: int) -> Problem:
         # Libraries choose other kernels, with other workspaces, for other sizes.
         graph = as_profiled(graph, problem.cluster, profile_from_dict(profile, "profile"))
     costs = costs_from_settings(graph, problem.cluster, problem.costs.settings)
-    # Shares that someone states are those of ops of every size.
+    # Demands that the caller states hold for ops of every size.
     costs = replace(costs, demand=problem.costs.demand)
     return replace(problem, work=graph, op_costs=costs)
 
@@ -97,7 +100,7 @@ def _sum_costs(problem: Problem, parts: tuple[int, ...]) -> tuple[Graph, Costs]:
         np.zeros(len(names) + 1),
         [],
     )
-    # A profile has none of these ops; its fit is worth more than none, but it is in no setting.
+    # A profile has no such ops, and its efficiency fit is not part of the settings.
     settings = {**problem.costs.settings, "profile": None}
     return graph, costs_from_settings(graph, problem.cluster, settings)
 
@@ -110,6 +113,7 @@ def exchange_s(
     The planned collective counts only if it is for exactly these devices.
     """
     names = {problem.cluster.device_names[device] for device in devices}
+    # A planned collective for other devices says nothing about these.
     if planned is not None and set(planned.ranks) == names:
         return _times_of(problem, planned).time_s(num_bytes)
     ring = best_ring(problem, devices)
@@ -128,4 +132,5 @@ def best_ring(problem: Problem, devices: tuple[int, ...]) -> RingPath:
     if len(devices) > _FEW_RANKS:
         return rails
     rings = (ring_path(problem.cluster, (devices[0], *rest)) for rest in permutations(devices[1:]))
+    # Of equal bandwidths the ring with the lower latency.
     return max((rails, *rings), key=lambda ring: (ring.bandwidth_bps, -ring.latency_s))

@@ -93,7 +93,7 @@ def exchange_all(
         priority=exchanges.priority.ravel(),
         bytes_touched=np.repeat(exchanges.sent_bytes, num_parties), **common, **columns,
     )  # fmt: skip
-    # Every party of an exchange reads what all of them say.
+    # Every participant waits for the signals of all, as in a real collective.
     all_signals = np.repeat(signal.reshape(shape), num_parties, axis=0).ravel()
     builder.add_reads(np.repeat(ops, num_parties), all_signals)
     found: IntArray = ops.reshape(shape)

@@ -65,11 +65,11 @@ from hocket.simulate.parallel.wave_streams import (
 )
 from hocket.simulate.symmetry import is_symmetric, shared_bandwidth_bps, stage_devices
 
-# Tensor-parallel parts in the expanded graph: their results are summed where they leave the parts.
+# Tensor-parallel shards in the expanded graph: partial results are all-reduced at their borders.
 #
-# All devices of a stage have the same samples and a part of every divided op each; a sum begins
-# when all of them have what is added, and what reads it waits. Where a block runs again before its
-# backward pass, so do the sums inside it. O(sums x devices).
+# All devices of a stage have the same samples and a shard of every split op each. An all-reduce
+# starts when all devices have their partial results, and readers wait for it. If a block is
+# recomputed before its backward pass, so are the all-reduces inside it. O(sums x devices).
 
 _NEXT = 0.25
 """Priority offset that puts an all-reduce after an op and before the next op."""
@@ -172,7 +172,7 @@ def _waits(
     """Return tensors that all-reduces wait for, and the flat position of the waiting op of each."""
     num_parts, number = len(runs.op), np.arange(len(makers))
     if runs.tensor is None:
-        # Of second runs it is known when they end, and that is all a sum has to know.
+        # Recomputed runs have no tensors in the table, but the ends of their ops are known.
         found = [
             builder.add_tensors([""] * len(makers), role=Role.CONTROL, producer=op_of[makers])
             for op_of in runs.op
@@ -206,6 +206,7 @@ def added_parts(graph: Graph, cuts: tuple[int, ...]) -> tuple[IntArray, IntArray
     parts: list[int] = []
     finals: list[int] = []
     for gradient, op in zip(gradients.tolist(), maker.tolist(), strict=True):
+        # A weight that several stages read has its gradient as a sum of their parts.
         reads = graph.reads_of(op)
         sources = graph.tensor_producer[reads]
         is_sum = graph.kind_of(op) == _SUM and len(reads) > 1 and bool((sources >= 0).all())
@@ -254,6 +255,7 @@ def expand(
     replicas. With ``waves`` microbatches run in turn on two streams.
     """
     stands_for = None
+    # Symmetric replicas run in lockstep, so one of them is enough.
     if waves is None and is_symmetric(problem, parallel):
         stands_for = stage_devices(problem, parallel)
     regions, degree = None, 1
@@ -289,6 +291,7 @@ def expand(
     expanded = builder.graph(graph.name, {**graph.meta, "unfolded": True})
     demand = None if waves is None else builder.demand()
     costs = _costs(problem.costs, builder.op_s(), demand, expanded)
+    # One replica stands for all, so channels that all use at once are divided among them.
     if stands_for is not None and stands_for.shape[1] > 1:
         shared_bps = shared_bandwidth_bps(problem, stands_for)
         costs = replace(costs, routes=replace(costs.routes, channel_bandwidth_bps=shared_bps))
@@ -393,7 +396,7 @@ def _run_microbatch(
     priority = start + np.arange(graph.num_ops)
     op_of = np.full(graph.num_ops, -1, dtype=np.int32)
     recompute = second_run(problem.graph, own.replica.recomputed)
-    # Second runs stand between the passes, so that ops are in an order in which they can run.
+    # Recomputed ops are inserted between the passes, so that the order of adding is topological.
     is_forward = graph.op_phase[ops] == Phase.FORWARD
     forward, backward = ops[is_forward], ops[~is_forward]
     op_of[forward] = builder.copy_ops(sized, forward, label, own.device_of, priority)
@@ -403,8 +406,8 @@ def _run_microbatch(
     tensors = np.union1d(_made(graph, op_of), given).astype(np.int32)
     role = graph.tensor_role.copy()
     if microbatch or own.num_shards > 1:
-        # Only the first gradient stays where it is; later ones are gone once they are added, and
-        # where gradients are kept in shards, whole ones are gone once they are scattered.
+        # Only the first microbatch's gradients stay; later ones are freed once they are added. With
+        # sharded gradients, full ones are freed once they are reduce-scattered.
         role[role == Role.GRADIENT] = Role.ACTIVATION
     else:
         role[own.parts] = Role.GRADIENT
@@ -502,6 +505,7 @@ def _finish(problem: Problem, own: ReplicaCopy, builder: StepBuilder) -> None:
     """Add the ops that combine gradients of shared weights once per step."""
     graph, ops = problem.graph, own.finals
     if len(ops):
+        # After the last accumulation, before all updates.
         priority = _LATE / 2 + np.arange(graph.num_ops, dtype=np.float64)
         tensor = np.where(own.sums >= 0, own.sums, own.tensor)
         found, _ = _once(problem, own, ops, tensor, priority, builder)

@@ -78,6 +78,7 @@ def exchange(
     if is_between:
         last = [[float(own.passes[-1].priority[maker[members]].max()) for own in copies]
                 for members in filled]  # fmt: skip
+        # After accumulation (+0.5) and before the next op (+1).
         when = np.array(last) + 0.75
     exchanges = Exchanges(
         names=tuple(f"bucket.{bucket}" for bucket in range(len(filled))),
@@ -99,7 +100,7 @@ def exchange(
     )
     ops = exchange_all(
         builder, "all_reduce", exchanges, waiting, len(problem.costs.kind_names),
-        # The flat copy in which the gradients of a bucket travel.
+        # Workspace: the flat buffer of a bucket, as DDP copies gradients into one.
         workspace_bytes=np.repeat(sizes, len(copies)),
     )  # fmt: skip
     names = JoinedNames(exchanges.names, exchanges.labels, "#done")

@@ -1,7 +1,7 @@
 """Builder of large graphs: ops and tensors are added in batches of columns, and joined at the end.
 
 Columns have the keys of `hocket.graph.columns`, and ops in addition a device and a priority. Making
-names would take most of the time, and searches read none, so names are made on demand.
+names would take most of the time, and searches never read them, so names are made on demand.
 """
 
 from __future__ import annotations
@@ -186,6 +186,7 @@ class StepBuilder:
         order = np.argsort(producer, kind="stable")
         rank = positions(order)
         alias = tensors["alias_of"]
+        # Aliases are set after all tensors exist, since a base may be added after its view.
         for views, bases in self._aliases:
             alias[views] = bases
         tensors |= {"producer": producer, "alias_of": np.where(alias >= 0, rank[alias], -1)}

@@ -1,11 +1,11 @@
 """Activation checkpointing and host optimizer updates in an expanded graph.
 
-A recomputed block (Chen et al. 2016, sublinear memory) keeps only its input. Right before the first
+A recomputed block (Chen et al. 2016, sublinear memory) saves only its input. Right before the first
 of its backward ops that reads an output of the block, all ops that lead to such outputs run again.
-Backward ops of the block read the recomputed outputs, so the first outputs are freed once the
-forward pass has used them. A host update (ZeRO-Offload, Ren et al. 2021) keeps the optimizer state
-on the host: summed gradients are copied there in buckets, the host updates, and parameters are
-copied back, each bucket by itself and overlapped with compute. O(ops + reads).
+Backward ops of the block read the recomputed outputs, so the original outputs are freed after the
+forward pass. A host update (ZeRO-Offload, Ren et al. 2021) keeps the optimizer state on the host:
+summed gradients are copied there in buckets, the host updates, and parameters are copied back, each
+bucket by itself and overlapped with compute. O(ops + reads).
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ def second_run_of(graph: Graph, block_of: IntArray) -> SecondRun:
     runs[maker[is_read]] = True
     first = np.full(1 + int(block_of.max(initial=-1)), graph.num_ops)
     np.minimum.at(first, made_in[is_read], reader[is_read])
+    # Backward through the block: ops that make inputs of recomputed ops are recomputed too.
     for op in np.flatnonzero(in_forward)[::-1].tolist():
         if runs[op]:
             makers = graph.tensor_producer[graph.reads_of(op)]
@@ -113,6 +114,7 @@ def recompute_ops(
     when = np.zeros(graph.num_ops)
     if not len(ops):
         return Remade(op_of, when)
+    # Fractions between two priorities, so that recomputed ops run right before their reader.
     when[ops] = priority[found.before] - 1 + np.arange(1, len(ops) + 1) / (len(ops) + 1)
     op_of[ops] = builder.copy_ops(
         sized, ops, _RECOMPUTE + label, own.device_of, when, phase=Phase.BACKWARD
@@ -146,7 +148,7 @@ def recomputed_copies(
     chosen = op_of[reader] >= 0
     reads, reader = graph.reads[chosen], reader[chosen]
     maker = np.maximum(producer[reads], 0)
-    # Of another block the first run's output is read: it is the checkpoint.
+    # Outputs of other blocks are checkpoints: the original tensor is read.
     is_inner = (made[reads] >= 0) & (found.block_of[maker] == found.block_of[reader])
     builder.add_reads(op_of[reader], np.where(is_inner, made[reads], tensor[reads]))
     return made
@@ -168,6 +170,7 @@ def host_update_s(
     problem: Problem, own: ReplicaCopy, ops: IntArray, num_sharing: int
 ) -> FloatArray:
     """Return the seconds of host updates if ``num_sharing`` devices share host bandwidth."""
+    # All devices of a host share its memory bandwidth.
     touched = problem.graph.bytes_touched[ops] / own.num_shards
     return np.tile(
         touched * num_sharing / problem.cluster.host_update_bps, (len(problem.costs.kind_names), 1)

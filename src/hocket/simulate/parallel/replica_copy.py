@@ -1,4 +1,4 @@
-"""State of a replica during expansion."""
+"""State of a replica during expansion: its devices, and the expanded ops and tensors so far."""
 
 from __future__ import annotations
 

@@ -78,6 +78,7 @@ def find_blocks(graph: Graph) -> ShardBlocks:
     tensors = tensors[np.argsort(place, kind="stable")]
     sizes = graph.tensor_bytes[tensors]
     before = np.cumsum(sizes) - sizes
+    # Blocks by position in the total bytes, so that all are about equally large.
     whole = max(int(sizes.sum()), 1)
     block = np.unique(before * _MOST_BLOCKS // whole, return_inverse=True)[1]
     of_tensor = np.full(graph.num_tensors, -1, dtype=np.int32)
@@ -110,7 +111,7 @@ def _uses(
     reader = graph.reader
     is_recomputed = np.zeros(graph.num_ops, dtype=np.bool_)
     is_recomputed[recompute.ops] = phase == Phase.BACKWARD
-    # Second runs come right before the backward op that needs them, in their own order.
+    # Recomputed ops run right before the backward op that needs them, in their own order.
     when = np.arange(graph.num_ops, dtype=np.float64)
     if phase == Phase.BACKWARD:
         when[recompute.ops] = recompute.before - 1 + recompute.ops / graph.num_ops
@@ -134,7 +135,8 @@ def _held_back(
     It is given by its microbatch and its use; None for the first gather of the step.
     """
     first = [members[0] for members in uses[phase].values()]
-    at = first.index(uses[phase][block][0])  # of blocks that one op needs first, none waits
+    # Blocks that the same op needs first have the same position and do not wait for each other.
+    at = first.index(uses[phase][block][0])
     if at:
         return number, first[at - 1]
     if phase == Phase.BACKWARD:
@@ -172,6 +174,7 @@ def _gather(
     first, one = users[0], copies[0].passes[number]
     when = one.recompute_priority if first.is_recompute else one.priority
     label = f"gather.{block}.{phase.name.lower()}#{number}"
+    # Half a step before the op that needs the block.
     ops = together(problem, copies, builder, label, size, float(when[first.op]) - 0.5, waits)
     held = builder.add_tensors(
         [f"{label}{own.label}" for own in copies], bytes=size, role=Role.ACTIVATION, producer=ops

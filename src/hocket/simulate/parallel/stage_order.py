@@ -1,4 +1,8 @@
-"""Stages of a pipeline: which ops they have, and in which order they run passes."""
+"""Stages of a pipeline: which ops they have, and in which order they run passes.
+
+`places_of` maps every op to a position in the forward pass, `stages_of` to a stage. `slots` gives
+the order of passes under GPipe, 1F1B and zero-bubble schedules.
+"""
 
 from __future__ import annotations
 
@@ -56,6 +60,7 @@ def slots(num_stages: int, num_microbatches: int, schedule: ScheduleName) -> Lon
     stage = np.arange(num_stages)
     ahead = stage[::-1]
     if schedule == "gpipe" and num_stages > 1:
+        # GPipe runs all forward passes before the first backward pass.
         ahead = np.full_like(stage, num_microbatches)
     times = 2 if schedule == "zb-h2" else 1
     warm_up = np.minimum(times * ahead, num_microbatches)
@@ -81,6 +86,7 @@ def pass_kinds(graph: Graph, cuts: tuple[int, ...], schedule: ScheduleName) -> I
     stage = stages_of(graph, cuts)
     is_backward = graph.op_phase == Phase.BACKWARD
     is_urgent = np.zeros(graph.num_ops, dtype=np.bool_)
+    # Backward through the graph: an op is urgent if another stage or an urgent op needs its result.
     for op in np.flatnonzero(is_backward)[::-1].tolist():
         makers = graph.tensor_producer[graph.reads_of(op)]
         makers = makers[makers >= 0]

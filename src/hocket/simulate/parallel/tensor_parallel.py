@@ -189,12 +189,14 @@ def _backward(
     makers: list[int] = []
     for op in np.flatnonzero(of_region).tolist():
         made = np.array(graph.made_by(op), dtype=np.int64)
-        # What goes back through columns is whole, and to be summed; all else is a part.
+        # Gradients of inputs of column-parallel products have full size and are all-reduced; all
+        # other results are shards.
         is_whole = bool(is_column[op]) & ~is_weight_gradient[graph.root_of[made]]
         is_part[made] = ~is_whole
         if is_whole.any():
             makers.append(op)
-    # Each product is summed by itself, as in the runtime: an op that adds two comes between.
+    # Each product has its own all-reduce, as in the runtime, although their sum would need only
+    # one.
     return [_sum_after(graph, op, is_divided, Phase.BACKWARD) for op in makers]
 
 
@@ -230,7 +232,7 @@ def _part(graph: Graph, regions: Regions, degree: int, is_profiled: bool) -> Gra
     kept = _kept(graph, regions, degree)
     columns = _columns(graph, regions, degree, kept)
     if is_profiled:
-        # What was measured was the whole op.
+        # Profiles have measured the full op, so the signature of a shard must not match.
         unknown = np.where(regions.is_divided, -1, graph.op_signature).astype(np.int32)
         columns["op_signature"] = unknown
     if other is not None:

@@ -67,6 +67,7 @@ def stream_waits(graph: Graph, lead: int, num_waves: int) -> Iterator[tuple[Wave
     """
     order = pass_order(graph)
     if lead:
+        # The lead delays the start of the second wave alone.
         yield WaveOp(1, int(order[0])), WaveOp(0, int(order[lead - 1]))
     drawing = order[graph.rng_order[order] >= 0]
     for wave in range(1, num_waves):
@@ -126,6 +127,7 @@ def _hold_copies(graph: Graph, own: ReplicaCopy, builder: StepBuilder) -> None:
 def _hold(graph: Graph, own: ReplicaCopy, builder: StepBuilder, held: IntArray) -> None:
     """Reserve memory for tensors on the device of a replica during the whole step."""
     ops = own.passes[0].op[pass_order(graph)]
+    # Reading the tensors in the first op allocates them for the whole step (role BUFFER).
     builder.add_reads(np.repeat(ops[ops >= 0][:1], len(held)), held)
 
 
@@ -158,6 +160,7 @@ class StreamMemory:
         chosen = slice(None) if stream is None else self.stream == stream
         times = np.concatenate((self.start_s[chosen], self.end_s[chosen]))
         change = np.concatenate((self.num_bytes[chosen], -self.num_bytes[chosen]))
+        # Of changes at one time, releases come first.
         order = np.lexsort((change, times))
         times, held = times[order], np.cumsum(change[order])
         last = np.ones(len(times), dtype=np.bool_)

@@ -1,1 +1,4 @@
-"""Rewriting of a step's graph under a memory section, for the simulator to time."""
+"""Rewriting of a step's graph under a memory section: offload, recompute, streaming, chunks.
+
+The simulator times the rewritten graph, and the runtime executes it (`rewrite`).
+"""

@@ -22,7 +22,8 @@ from hocket.simulate.rewriting.step import BudgetedStep
 from hocket.simulate.rewriting.uses import Uses
 
 _NUM_STEPS = 6
-"""Number of simulated steps; step times repeat, since a step waits for the one before only."""
+"""Number of simulated steps. Step times repeat by then, since a step waits only for the previous
+one."""
 
 
 def async_step_s(step: BudgetedStep, uses: Uses) -> float:
@@ -58,6 +59,7 @@ def async_step_s(step: BudgetedStep, uses: Uses) -> float:
     # No step is shorter than the work of its busiest stream.
     op_s = problem.costs.op_s[problem.costs.device_row[device_of], ops]
     busiest_s = np.bincount(graph.op_stream, weights=op_s).max(initial=0.0)
+    # In steady state the ends of the last two steps differ by the time of one step.
     return max(float(ends_s[-1] - ends_s[-2]), float(busiest_s))
 
 

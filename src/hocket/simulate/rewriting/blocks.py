@@ -35,6 +35,7 @@ class StepBlocks:
 def blocks_of(graph: Graph, memory: Memory) -> StepBlocks:
     """Return the blocks of a memory section; ops between two blocks belong to the first of them."""
     starts = [block.start for block in memory.blocks]
+    # Ops before the first block belong to it.
     starts[:1] = [0]
     edges = np.array([*starts, num_forward_ops(graph)], dtype=np.int32)
     return make_blocks(graph, [block.name for block in memory.blocks], edges)
@@ -76,6 +77,7 @@ def _backward_blocks(partner: IntArray, block_of: IntArray, num_blocks: int) -> 
     wanted = np.where(partner >= 0, block_of[partner], -1)
     known = np.flatnonzero(wanted >= 0)
     if not len(known):
+        # Without known partners the backward ops are spread evenly.
         return np.linspace(num_blocks - 1, 0, len(partner)).round().astype(np.int32)
     from scipy.optimize import isotonic_regression
 
@@ -90,5 +92,6 @@ def _updated_block(graph: Graph, op: int, block_of: IntArray, num_forward: int) 
     roots = {int(graph.root_of[tensor]) for tensor in graph.made_by(op)}
     roots &= {int(graph.root_of[tensor]) for tensor in graph.reads_of(op)}
     readers = [int(user) for root in roots for user in graph.users_of(root)[:1]]
+    # Parameters that only the model's own code reads belong to the first block.
     first = min((user for user in readers if user < num_forward), default=0)
     return int(block_of[first])

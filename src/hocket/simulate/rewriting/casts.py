@@ -65,6 +65,7 @@ def without_casts(graph: Graph, casts: Casts) -> Graph:
     if not casts.ops:
         return graph
     num_bytes, alias_of = graph.tensor_bytes.copy(), graph.alias_of.copy()
+    # Copies arrive rounded already, and gradients stay as they are computed.
     num_bytes[casts.copies(graph)] = 0
     alias_of[[each.gradient for each in casts.widening]] = [each.narrow for each in casts.widening]
     return replace(graph, tensor_bytes=num_bytes, alias_of=alias_of)

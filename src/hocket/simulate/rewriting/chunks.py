@@ -70,6 +70,7 @@ def find_region(graph: Graph, blocks: StepBlocks) -> Region:
             for tensor, is_made in zip(reads, made_before.tolist(), strict=True)
             if tensor not in fixed and (is_made or _is_batch(graph, tensor))
         ]
+        # Ops that depend only on parameters run once, with the first chunk.
         if reads and not from_batch:
             once.add(op)
             fixed.update(graph.made_by(op))
@@ -94,6 +95,7 @@ def _first_op(graph: Graph, first: int, last: int) -> int:
     if logits is None:
         return first
     while logits > first and graph.module_of(logits) == graph.module_of(logits - 1) != "":
+        # Ops of the module before the product, such as casts of its input, belong to the region.
         logits -= 1
     return logits
 
@@ -130,6 +132,7 @@ def has_large_logits(graph: Graph, blocks: StepBlocks) -> bool:
         return False
     made, read = (graph.tensor_bytes[[*each]] for each in
                   (graph.made_by(logits), graph.reads_of(logits)))  # fmt: skip
+    # Compared with the weight, the largest input of the product.
     return bool(_SCORES * made.max() > read.max())
 
 

@@ -88,7 +88,8 @@ class Emitter:
         """The compute op that was written last."""
         self._is_persistent: BoolArray = np.isin(np.arange(len(Role)), PERSISTENT_ROLES)
         self._role: LongArray = graph.tensor_role.astype(np.int64)
-        # The update reads a gradient right after it is made, and frees it: no gradient is held.
+        # The update reads a gradient right after it is made and frees it, so gradients are not
+        # held.
         updating = graph.reads[graph.op_phase[graph.reader] == Phase.OPTIMIZER]
         passing = graph.root_of[updating[self._role[updating] == Role.GRADIENT]]
         is_passing = np.isin(graph.root_of, passing) & (self._role == Role.GRADIENT)
@@ -156,7 +157,8 @@ class Emitter:
         if is_recompute:
             is_new = ~self._is_persistent[self._role[made]]
             made, maker = made[is_new], maker[is_new]
-            # A later module call may have fetched this storage as its input, and has used it.
+            # A later module call may have fetched this storage as its input, and has finished with
+            # it.
             self._fetched[made[graph.root_of[made] == made]] = _NONE
         new = len(self._op_names) + np.arange(len(ops))
         producer, owners = new[maker], list(whole)
@@ -167,11 +169,11 @@ class Emitter:
         self._read(producer[is_grown], grown)
         at, reader = spans(graph.read_ptr, ops)
         self._read(new[reader], self.current(graph.reads[at]))
-        # No caller keeps the inputs of recomputed ops.
+        # Inputs of recomputed ops are referenced by no caller.
         if not is_recompute or parts > 1:
             at, holder = spans(self._nodes.held_ptr, ops)
             held = self.current(self._nodes.held[at])
-            # A tensor that is made in groups has no version of the whole.
+            # A tensor that is made in chunks has no full version.
             self._read(new[holder[held >= 0]], held[held >= 0])
         self._write(ops, suffix, parts=parts, is_recompute=is_recompute, stream=stream)
         if owners:
@@ -271,7 +273,7 @@ class Emitter:
     ) -> None:  # fmt: skip
         """Add new versions of tensors; those in ``grown`` add to existing storages."""
         graph, role = self.graph, self._role[tensors]
-        # The versions must be known first, because these tensors may be aliases of each other.
+        # The versions must be set first, because these tensors may be aliases of each other.
         new = len(self._tensor_names) + np.arange(len(tensors))
         self.now[tensors] = new
         base = graph.alias_of[tensors]
@@ -283,7 +285,7 @@ class Emitter:
             alias_of[is_grown], is_fetched = grown, is_fetched & ~is_grown
         role = np.where(is_fetched & self._is_persistent[role], int(Role.ACTIVATION), role)
         self._add_tensors(self._names(tensors), num_bytes, producer, role, alias_of)
-        # Of several tensors in one storage the last one stays.
+        # Of several tensors in one storage, the last one counts as the latest.
         self._latest[graph.root_of[tensors]] = new
 
     def _write(
@@ -371,7 +373,7 @@ class Emitter:
         kind = given.op_kind[source].copy()
         for stream, name in _COPIES.items():
             kind[is_copy & (ops.stream == stream)] = kinds.index(name)
-        # Recomputed ops and parts of ops draw the random numbers of the full op once more.
+        # Recomputed ops and chunks draw the random numbers of the full op again.
         is_again = is_copy | ops.is_recompute | (count > 1)
         return OpColumns(
             name=self._op_names,

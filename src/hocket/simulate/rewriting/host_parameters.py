@@ -1,8 +1,7 @@
 """Host-resident parameters and optimizer state under a memory section. O(ops + reads).
 
 A parameter that both passes only round (`Uses.copied_bytes`) is copied in low precision. The host
-keeps a low-precision copy of it, which takes half the bytes to fetch and which updates write
-too.
+holds a low-precision copy of it, which takes half the bytes to fetch and which updates write too.
 """
 
 from __future__ import annotations
@@ -101,6 +100,7 @@ def state_chunks(
         runs = runs_within([update.aligned_bytes for update in of_block], PIECE_BYTES)
         pieces[block] = [[update.op for update in of_block[a:b]] for a, b in runs]
         for piece in (of_block[a:b] for a, b in runs):
+            # A large parameter is copied in parts, so a buffer holds one part only.
             parts = max(1, -(-sum(u.aligned_bytes for u in piece) // PIECE_BYTES))
             buffer = max(buffer, -(-sum(u.staging_bytes for u in piece) // parts))
             rounded = sum(u.aligned_bytes for u in piece if u.is_rounded)
@@ -122,6 +122,7 @@ def find_host_parameters(
     is_hosted = [policy.update == "host" for policy in policies]
     streamed = {root for root, of in uses.readers.items()
                 if root not in uses.shared and is_streamed[min(of)]}  # fmt: skip
+    # Without blocks that share parameters, all blocks decide.
     sharing = uses.sharing or range(len(policies))
     is_shared_on_host = bool(sharing) and all(policies[b].is_on_host for b in sharing)
     is_on_host = np.zeros(graph.num_tensors, dtype=np.bool_)

@@ -64,6 +64,7 @@ def called_modules(graph: Graph, start: IntArray) -> list[list[str]]:
     uncalled = {*uncalled_lists(graph), *outer_modules(head)}
     blocks_under: dict[str, set[int]] = {}
     for block, path in _block_paths(graph, start):
+        # Every module around the op contains the block, too.
         while path and block not in blocks_under.setdefault(path, set()):
             blocks_under[path].add(block)
             path = path.rpartition(".")[0]
@@ -116,7 +117,7 @@ def find_module_calls(graph: Graph, start: IntArray, block_of: IntArray) -> Modu
     own = np.where((partner >= 0) & (partner < num_forward), call_of[partner], OUTSIDE)
     of_block = np.array([module_call.block for module_call in module_calls], dtype=np.int32)
     inside = own >= 0
-    # Where an op was counted to another block than its partner, it is outside.
+    # A backward op that was counted to another block than its partner is outside of all calls.
     inside[inside] = of_block[own[inside]] == block_of[backward[inside]]
     call_of[backward] = np.where(inside, own, OUTSIDE)
     return ModuleCalls(tuple(module_calls), call_of)

@@ -64,7 +64,7 @@ def find_needs(uses: Uses, memory: Memory, with_parameters: Collection[int]) -> 
     for number, module_call in enumerate(uses.module_calls.calls):
         policy = memory.blocks[module_call.block]
         if module_call.block == last and memory.loss_chunks > 1:
-            # In chunks nothing of it is left behind.
+            # With the loss in chunks, no activations of the last block stay for its backward pass.
             policy = replace(policy, activations="kept")
         is_checkpoint = _is_checkpoint(uses, number, policy)
         needed = uses.taken[number] if is_checkpoint else uses.saved(number)
@@ -80,6 +80,7 @@ def find_needs(uses: Uses, memory: Memory, with_parameters: Collection[int]) -> 
                 stays.add(storage)
     offloaded = {
         storage: Trip(min(numbers), max(numbers))
+        # A storage that one call saves on the device is never freed, so offloading it is useless.
         for storage, numbers in wanted.items()
         if storage not in stays
     }
@@ -102,6 +103,7 @@ def _offloaded(graph: Graph, policy: MemoryBlock, storages: list[int]) -> set[in
         return set(storages)
     if policy.activations != "offloaded":
         return set()
+    # Storages are offloaded in order, as far as their sum stays within the policy's fraction.
     storages = [s for s in storages if graph.tensor_bytes[s] >= SMALLEST_MOVED]
     sizes = graph.tensor_bytes[storages]
     buffer = policy.share * float(sizes.sum())

@@ -55,6 +55,7 @@ def find_nodes(graph: Graph, given: LongArray) -> BackwardNodes:
     """
     ops = np.flatnonzero(graph.op_phase == Phase.BACKWARD)
     partner = graph.partner[ops]
+    # A node is a run of backward ops with the same forward op; ops without one are nodes alone.
     first = np.flatnonzero(np.diff(partner, prepend=-2) | (partner < 0))
     node = np.cumsum(np.isin(np.arange(len(ops)), first)) - 1
     is_own = ~_trailing_sums(graph, ops, node)
@@ -92,6 +93,7 @@ def find_turns(
     """
     module_call = call_of[ops].astype(np.int64)
     inside = np.where(module_call == OUTSIDE, before, module_call)
+    # The lowest call entered so far: entering a lower one means that the pass has left it.
     lowest = np.minimum.accumulate(np.append(before, inside))[:-1]
     turns = []
     for at in np.flatnonzero(inside < lowest).tolist():

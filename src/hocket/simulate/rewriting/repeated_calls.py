@@ -41,7 +41,8 @@ def calls_of(graph: Graph, path: str, num_forward: int) -> list[Span]:
     count = num_calls(graph, path)
     if len(starts) != count:
         apart, starts = starts, _repeats(graph, own, count)
-        # Whatever parts ops of the module has to part calls of it; some modules have no ops.
+        # If other ops separate some calls, the repeats must start there, too; some modules have no
+        # ops.
         if not len(starts) or not np.isin(apart, starts).all():
             return []
     stops = np.append(starts[1:], len(own)) - 1

@@ -315,7 +315,7 @@ class _Rewriter:
         """End a pass of a block."""
         for signal in self.out.last_signals():
             self.done[phase, block] = signal
-        # Parameters fetched for the pass are freed, unless a later pass has fetched them anew.
+        # Parameters fetched for the pass are freed, unless a later pass has fetched them again.
         gone = {root for each in ("forward", "backward")
                 for root in self.in_use.pop((each, block), ())}  # fmt: skip
         self.out.forget(gone.difference(*self.in_use.values()))
@@ -366,13 +366,13 @@ class _Rewriter:
         if turn.what == Happening.ENTERED:
             self._enter(turn.module_call)
         elif turn.what == Happening.ASKED:
-            # Without this wait, a call whose input stays on the device would be recomputed far too
-            # early.
+            # Without this wait, a call whose input is still on the device would be recomputed far
+            # too early.
             self.out.wait(self.out.last_signals())
             recompute = np.array(self.recompute[turn.module_call], dtype=np.int64)
             self.out.write(recompute, suffix="@recompute", is_recompute=True)
         else:
-            # The inputs of a recomputation are held until all tensors that it saved were read.
+            # Inputs of a recomputation are held until all tensors that it saved were read.
             taken = np.array(self.needs.taken[turn.module_call], dtype=np.int64)
             self.out.hold(self.out.current(taken))
 
