@@ -31,7 +31,9 @@ from hocket.service.lease_channel import AwayError, LeaseChannel, StaleLeaseErro
 
 __all__ = ["GO_ON", "LEAVE", "SAVE", "Lease", "StaleLeaseError", "lease"]
 
+# A function that writes a checkpoint of a step and returns its path.
 Save = Callable[[int], str | os.PathLike[str]]
+# A function that gets the wish of this rank and returns the largest wish of all ranks.
 Agree = Callable[[int], int]
 _Handler = Callable[[int, FrameType | None], object] | int | None
 
@@ -40,8 +42,10 @@ GO_ON, SAVE, LEAVE = range(3)
 
 UNCOMMITTED = 75
 """Exit code if the last checkpoint could not be committed: a temporary failure in sysexits."""
+# Retries while the daemon is away: the delay doubles from the first to the longest.
 _FIRST_RETRY_S = 0.25
 _LONGEST_RETRY_S = 10.0
+# The last report, after the loop has ended: longest delay, number of tries, and total time.
 _LAST_RETRY_S = 4.0
 _LAST_TRIES = 10
 _LAST_PATIENCE_S = 25.0
@@ -93,11 +97,13 @@ class Lease:
         self.checkpoint = checkpoint
         """The last committed checkpoint, from which to resume; None at the first attempt."""
         self._channel = channel
+        # Only the first rank saves, unless all ranks leave at the same step.
         self._save = save if is_first_rank or agree is not None else None
         self._speaks = is_first_rank
         self._save_every_s = save_every_s
         self._report_every_s = report_every_s
         self._agree = agree
+        # Forked processes inherit the signal handler; they are recognised by another process id.
         self._owner = os.getpid()
         self._must_leave = False
         self._is_concluded = False
@@ -110,6 +116,7 @@ class Lease:
         self._is_over = threading.Event()
         self._uncommitted: tuple[int, str] | None = None
         self._handler_before: _Handler = None
+        # True while SIGTERM is only recorded, that is, inside the loop.
         self._is_noticing = False
 
     def steps(self, start: int, total: int | None = None) -> Iterator[int]:
@@ -167,6 +174,8 @@ class Lease:
         is_due = time.monotonic() - self._saved_s >= self._save_every_s
         return SAVE if is_due and self._save is not None else GO_ON
 
+    # A step that was saved already is not saved again, for example when the loop ends right after
+    # it.
     def _save_and_commit(self, step: int) -> None:
         if self._save is None or step == self._saved_step:
             return

@@ -17,8 +17,11 @@ from urllib.parse import urlsplit
 from hocket.base.errors import RunError
 from hocket.service.pinned_tls import connection_to
 
+# Time limit of each request.
 TIMEOUT_S = 5.0
+# Responses to an attempt that has lost its job: it must stop.
 _STALE = frozenset((401, 403, 404, 409, 410))
+# Responses of a daemon that is busy: the request is repeated later.
 _BUSY = frozenset((408, 425, 429))
 _MAX_ANSWER_BYTES = 1 << 20
 

@@ -19,10 +19,13 @@ from pathlib import Path
 from hocket.base.errors import InputFileError, RunError, system_reason
 from hocket.service.executors.isolation import is_part_of_a_job
 
+# Name of the socket in the state folder, and the longest token that is read from it.
 NAME = "local.sock"
 _MAX_BYTES = 1000
 _TIMEOUT_S = 5.0
+# Process, user and group of a caller, as the kernel reports them (``struct ucred``).
 _PEER = struct.Struct("3i")
+# Sent in place of a token to a caller that is refused.
 _REFUSED = b"-"
 
 
@@ -91,7 +94,10 @@ def ask_local_socket(folder: Path) -> str:
 
 @contextlib.contextmanager
 def _short(folder: Path) -> Iterator[str]:
-    """A path of the socket that is short enough, wherever the folder is."""
+    """A path of the socket through a descriptor of its folder.
+
+    The kernel allows about 108 characters for the path of a socket; a state folder may be deeper.
+    """
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}/{NAME}"

@@ -22,6 +22,7 @@ from hocket.service.daemon.service_state import ServiceState
 from hocket.service.records import ENDED, AttemptRecord, JobRecord
 from hocket.service.store.tables import Batch
 
+# Upper bounds of the histogram buckets for waiting times and for run times.
 _WAITS_S = (1, 10, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 3 * 24 * 3600, math.inf)
 _RUNS_S = (10, 60, 600, 3600, 6 * 3600, 24 * 3600, 7 * 24 * 3600, math.inf)
 

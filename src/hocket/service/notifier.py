@@ -25,6 +25,7 @@ from hocket.service.records import ENDED, JobRecord
 from hocket.service.server_config import NotifyConfig
 from hocket.service.store.tables import Batch
 
+# Time limit of each try, number of tries, and length of the queue.
 TIMEOUT_S = 10.0
 TRIES = 3
 MAX_WAITING = 1000
@@ -74,6 +75,7 @@ class Notifier:
             try:
                 send()
             except (OSError, ValueError, subprocess.SubprocessError) as error:
+                # The delay grows with each try; there is none after the first.
                 _LOG.warning("a notice could not be sent: %s", error)
                 time.sleep(_RETRY_S * attempt)
             else:

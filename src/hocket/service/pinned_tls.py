@@ -23,6 +23,7 @@ from hocket.service.plain_file import open_plain
 if TYPE_CHECKING:
     import socket
 
+# Names of the files in the state folder, and how long a new certificate is valid.
 CERTIFICATE, KEY = "tls-certificate.pem", "tls-key.pem"
 _VALID = datetime.timedelta(days=3650)
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
@@ -75,7 +76,7 @@ def _make(certificate: Path, key: Path) -> None:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    # The key first: a certificate without one is made anew.
+    # The key is written first: if the certificate is missing, both are made anew.
     for path, content in (
         (key, data),
         (certificate, made.public_bytes(serialization.Encoding.PEM)),

@@ -13,6 +13,7 @@ import os
 import stat
 from pathlib import Path
 
+# Links are not followed, and opening a pipe or terminal neither blocks nor takes it over.
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
@@ -47,7 +48,8 @@ def open_plain_below(folder: Path, *names: str) -> int:
             below = _folder_in(opened, name)
             os.close(opened)
             opened = below
-        # Through the descriptor: a path would be walked anew, by what is there then.
+        # Through the descriptor of the folder: a path would be resolved again, and a folder on it
+        # may have been replaced since.
         return open_plain(f"/proc/self/fd/{opened}/{names[-1]}")
     finally:
         os.close(opened)

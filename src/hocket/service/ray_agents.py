@@ -41,10 +41,14 @@ JOIN_S = 90.0
 """Time within which the driver must reach the cluster when the service starts."""
 PATIENCE_S = 600.0
 """An agent whose service has not answered for so long gives the devices back to Ray."""
+# Log of the driver process, in the state folder.
 DRIVER_LOG = "ray-driver.log"
 GPU = "GPU"
+# Custom resources whose names begin so stand for devices.
 _PREFIX = "accel_"
+# Labels of a node that name its device type; the first one that is set counts.
 _TYPE_LABELS = ("hocket/device-type", "ray.io/accelerator-type")
+# Printed by the driver process once it has joined the cluster.
 _JOINED = b"joined\n"
 
 

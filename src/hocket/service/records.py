@@ -20,6 +20,7 @@ JobStatus = Literal[
     "cancelled",
     "timed out",
 ]
+# Status of jobs that have not ended, and of jobs that have.
 LIVE: tuple[JobStatus, ...] = ("queued", "blocked", "starting", "running", "stopping", "paused")
 ENDED: tuple[JobStatus, ...] = ("succeeded", "failed", "cancelled", "timed out")
 

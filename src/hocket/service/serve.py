@@ -1,7 +1,7 @@
 """The service as a process: daemon and web server, until SIGTERM or SIGINT.
 
-What was started goes on running when the process ends, however that comes; the next one on the same
-folder takes it over.
+Running jobs continue when the process ends, for whatever reason. The next service on the same
+folder takes them over.
 """
 
 from __future__ import annotations
@@ -47,9 +47,12 @@ from hocket.service.tokens import Holder, Tokens
 if TYPE_CHECKING:
     from hocket.service.executors.executor import Executor
 
+# Connections that wait to be accepted.
 _BACKLOG = 128
 _MAX_HEADER_BYTES = 32768
+# Time that open requests get on shutdown.
 _SHUTDOWN_S = 5
+# Time limit of a TLS handshake.
 HANDSHAKE_S = 10.0
 SWITCH_S = 0.001
 """Interval after which Python switches between threads."""
@@ -95,8 +98,8 @@ def serve(settings: ServeSettings, on_ready: Callable[[Serving], None]) -> None:
     make_private()
     check_engine(settings.on, settings.devices)
     _check_host(settings)
-    # The daemon's thread holds the GIL for long; with the default switch interval each change of
-    # threads while a request is served would wait for 5 ms.
+    # The daemon's thread holds the GIL for long periods. With the default switch interval of 5 ms,
+    # each switch between threads while a request is served would wait that long.
     sys.setswitchinterval(SWITCH_S)
     store = Store.open(settings.folder, discard=settings.discards_state)
     try:
@@ -122,6 +125,7 @@ class SecureListener(NamedTuple):
     tls: ServerTls
 
 
+# Engines by name; ``ray`` may be followed by an address.
 ENGINES = ("local", "agents", "ray", "slurm")
 JOINED = ("agents", "ray")
 """Engines whose machines each join through an agent."""
@@ -181,7 +185,8 @@ def _run(
         or tuple(sorted({device.device_type for device in executor.poll().devices})),
         config=settings.config,
         endpoint_url=url,
-        # Where more devices may come, no job is too large.
+        # Local devices are all there will be, so larger jobs are refused. Other engines may get
+        # more devices later.
         capacity=Counter(one.device_type for one in settings.devices)
         if settings.on == "local"
         else None,
@@ -230,7 +235,7 @@ def server_config(app: Any) -> uvicorn.Config:
         http=PromptProtocol,
         ws="none",
         lifespan="on",
-        # Loopback names need no proxy, and what a proxy says of a caller counts for nothing here.
+        # Proxies are not supported: headers in which a proxy names the caller are ignored.
         proxy_headers=False,
         server_header=False,
         access_log=False,
@@ -254,7 +259,7 @@ class QuietServer(uvicorn.Server):
 
     def serve_on(self, listener: socket.socket) -> None:
         """Serve until SIGTERM or SIGINT; returns normally after both."""
-        # The base class raises signals again at its end; these handlers take them.
+        # The base class raises the received signals again at its end; these handlers ignore them.
         before = {
             number: signal.signal(number, lambda *_: None)
             for number in (signal.SIGTERM, signal.SIGINT)
@@ -361,8 +366,8 @@ def _bound(host: str, port: int, last_port: int) -> socket.socket:
 
 def listening_socket(host: str, port: int) -> socket.socket:
     """A socket bound to an address; raises `OSError` if that fails."""
-    # The protocol is named: only then are small packets sent at once (TCP_NODELAY is set by the
-    # event loop), and without that every answer takes 40 ms more.
+    # The protocol is given explicitly, since asyncio sets TCP_NODELAY only for sockets whose
+    # protocol is TCP. Without it every response takes 40 ms more.
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]

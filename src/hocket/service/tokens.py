@@ -1,16 +1,15 @@
-"""Tokens of users of a service: named secrets, of which only hashes are kept on disk.
+"""Tokens of users of a service: named secrets, of which only hashes are stored.
 
-A token is a random text of 256 bits that was shown once, when it was made; a cookie is one that a
-browser keeps. What is stored (`tokens.json` in the state folder) is the SHA-256 of each with the
-name and the role of the user: who reads the file learns no token. For the user whose service it is
-there is one more, in the memory of the service alone; see `hocket.service.local_socket`.
+A token is a random text of 256 bits that is shown only once, when it is created. A cookie is such a
+text in a browser. The file ``tokens.json`` in the state folder holds the SHA-256 of each, with name
+and role of the user, so that whoever reads the file learns no token.
 
-| role | may |
-|---|---|
-| admin | everything: also change jobs of others, manage tokens, drain machines |
-| user | see everything, submit jobs, change the user's own jobs |
-| read-only | see everything |
-| agent | run jobs of the service on the machine of that name, nothing else |
+The user who runs the service has one more token, which exists only in memory; see
+`hocket.service.local_socket`.
+
+| role | may | |---|---| | admin | everything: also change jobs of others, manage tokens, drain
+machines | | user | see everything, submit jobs, change the user's own jobs | | read-only | see
+everything | | agent | run jobs of the service on the machine of that name, nothing else |
 """
 
 from __future__ import annotations
@@ -37,8 +36,10 @@ from hocket.service.store.folder import check_private
 NAME = "tokens.json"
 OWNER = "owner"
 """User of the local token if no other is named."""
+# Time for which cookies and login links are valid.
 COOKIE_AGE_S = 30 * 24 * 3600
 LINK_AGE_S = 600.0
+# Limits of the file; the oldest cookies are dropped.
 MAX_COOKIES = 500
 MAX_TOKENS = 1000
 _MAX_BYTES = 1_000_000
@@ -243,7 +244,8 @@ def _write(path: Path, entries: list[Entry]) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     data = json.dumps({"tokens": [asdict(entry) for entry in entries]}, indent=1).encode()
     try:
-        # Private from its first moment: a mode set afterwards leaves time to read it.
+        # The file is private from its creation; changing its mode later would leave time to read
+        # it.
         with open(open_plain(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
             file.write(data)
             file.flush()

@@ -1,6 +1,6 @@
-"""Device time that users and teams have had, by device type and week.
+"""Device time of users and teams, by device type and week.
 
-Counted from the attempts that are stored, those that run included. Weeks begin on Monday 0:00 UTC.
+Computed from the stored attempts, including those that still run. Weeks begin on Monday 0:00 UTC.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from hocket.service.records import AttemptRecord, JobRecord
 if TYPE_CHECKING:
     from hocket.service.store import Store
 
+# Limits of the picture and of the table of ended jobs.
 MAX_ATTEMPTS = 4_000
 MAX_ENDED = 15
 

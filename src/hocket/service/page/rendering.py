@@ -33,8 +33,10 @@ from hocket.view.fleet_live import Bar, DeviceRow, draw_devices
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.wording import count_of
 
+# Rows of each table, and the rounds that the picture covers.
 MAX_ROWS = 50
 WINDOW_ROUNDS = 10
+# The picture covers at least a minute, also when rounds are short.
 _MIN_WINDOW_S = 60.0
 _LONGEST_NAME = 80
 

@@ -57,6 +57,7 @@ MAX_ATTEMPTS = 30
 MAX_CHECKPOINTS = 10
 MAX_LOG_LINES = 100
 MAX_LOG_BYTES = 64 * 1024
+# Longer lines of output are cut.
 _LONGEST_LINE = 2000
 
 
@@ -202,7 +203,7 @@ class Foresight:
             return None
         key = (state.round_number, waiting.tobytes(), state.is_up.tobytes())
         if key != self._newest[0]:
-            # The page does without a new one, or with the one before.
+            # While the forecaster is busy, the page shows the forecast that it made last.
             with contextlib.suppress(UnavailableError):
                 found = self._forecaster.starts(state, state.time_s, waiting.tolist())
                 self._newest = (key, found)
@@ -249,6 +250,7 @@ class Shared(Generic[Made]):
                 self._changed.notify_all()
 
 
+# Fields of a query that are read at most, and the time for which browsers keep static files.
 _MAX_FIELDS = 200
 _KEEP_S = 3600
 
@@ -300,7 +302,7 @@ def page_router(daemon: Daemon, forecaster: FleetForecaster) -> APIRouter:
             record = daemon.change(change, _job_number(number), only_of=holder.limited_to)
         except (UsageError, UnavailableError) as error:
             return _refusal(error)
-        # Loading the answer again must not change anything again.
+        # A redirect: reloading the page must not repeat the change.
         return RedirectResponse(f"/jobs/{record.number}", 303)
 
     @router.get("/static/{name}")
@@ -379,7 +381,7 @@ def _expected(
         done_steps = float(state.jobs.rows["done_steps"][state.row_of(record.number)])
         return _explained(state, record.number, forecaster), done_steps
     except UsageError:
-        # For the state it has ended, or did between the two looks.
+        # The job has ended between the lookup of its record and that of the state.
         return None, None
 
 
@@ -387,7 +389,7 @@ def _explained(state: FleetState, number: int, forecaster: FleetForecaster) -> E
     try:
         return forecaster.explain(state, state.time_s, number)
     except UnavailableError:
-        # Why it waits is known without looking ahead; when it starts is not.
+        # Without a forecast the reason why it waits is known, but not when it starts.
         return Explanation(
             number=number, sentence=f"job {number} {reason(state, number)}", evidence={}
         )

@@ -25,9 +25,12 @@ from hocket.service.spec import Name
 
 router = APIRouter(prefix="/v1/agents/{agent}", tags=["agents"], dependencies=FOR_USERS)
 
+# Limits of one log and of one checkpoint, and the size of the parts in which checkpoints are
+# fetched.
 MAX_LOG_BYTES = 1 << 30
 MAX_CHECKPOINT_BYTES = 64 << 30
 CHUNK_BYTES = 512 * 1024
+# Folder of the checkpoints that agents sent, in the state folder.
 _CHECKPOINTS = "checkpoints"
 Offset = Annotated[int, Query(ge=0, le=MAX_NUMBER)]
 _BINARY = {"requestBody": {"content": {"application/octet-stream": {"schema": {"type": "string"}}}}}
@@ -135,7 +138,7 @@ def _append(path: Path, offset: int, data: bytes, limit_bytes: int) -> int:
     with open(open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "wb") as file:
         size_bytes = os.fstat(file.fileno()).st_size
         if size_bytes >= limit_bytes:
-            # Taken for written: an agent would send it again for ever.
+            # Reported as written and dropped; otherwise the agent would send it again forever.
             return offset + len(data)
         if offset == size_bytes:
             file.write(data)

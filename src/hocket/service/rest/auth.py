@@ -53,7 +53,8 @@ class AuthMiddleware(RequestMiddleware):
                 return _forbidden(holder)
             if needed == "read-only":
                 return None
-            # Another site's page can send neither; whose page the origin is was checked before.
+            # Changes by cookie need one of two headers that pages of other sites cannot send. That
+            # the origin is the service itself was checked before.
             proof = "origin" if access == "form" else PAGE_HEADER
             if given or proof in headers:
                 return None

@@ -40,8 +40,11 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=FOR_USERS)
 
 MAX_LIST_SIZE = 4_000_000
 """Characters of jobs after which a page ends: the command of a job may have a million."""
+# Characters that a job takes besides its texts, about.
 _USUAL_SIZE = 600
+# Jobs that are read from the store at once.
 _AT_ONCE = 100
+# An ETag: the version of a job in quotes.
 _TAG = re.compile(r'"(\d{1,15})"')
 IfMatch = Annotated[
     str | None,
@@ -125,7 +128,8 @@ def _found(daemon: Daemon, after: int, limit: int, wanted: set[JobStatus]) -> It
 
 def _stored(daemon: Daemon, after: int) -> Iterator[JobRecord]:
     while records := daemon.store.jobs(after, _AT_ONCE):
-        # Records in memory win: the store is a moment ahead, and no later answer may be older.
+        # Records in memory take precedence: the store is a moment ahead of them, and no later
+        # response may be older than an earlier one.
         yield from (daemon.service_state.jobs.get(record.number, record) for record in records)
         after = records[-1].number
 
@@ -204,7 +208,7 @@ def explain_job(job: Number, daemon: TheDaemon, forecaster: TheForecaster) -> Ex
             found["sentence"] = _with_progress(record, found["sentence"], daemon.trouble)
             return ExplanationBody(**found, status=record.status)
     except UsageError:
-        # It ended between the two looks.
+        # It ended between the two lookups.
         record = daemon.job(job)
     return ExplanationBody(
         job=job,

@@ -19,11 +19,14 @@ from hocket.service.rest.stream import EventNotifier, TimedStream
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=FOR_USERS)
 
+# Bytes that are read at once, and the part of a log that is searched for its last lines.
 _CHUNK_BYTES = 65536
 _MAX_TAIL_BYTES = 16 * 2**20
+# Interval at which a followed log is read.
 _LOOK_S = 0.3
 _TEXT = "text/plain; charset=utf-8"
 _ANSWER = {"description": "The output", "content": {_TEXT: {"schema": {"type": "string"}}}}
+# Sent to a reader who follows a log that was shortened.
 _CUT = b"\n[hocket: the log was shortened here, and some of it is not shown]\n"
 
 
@@ -44,8 +47,8 @@ async def read_log(
     log = await run_in_threadpool(daemon.log, job, number)
     size_bytes = await run_in_threadpool(log.size_bytes)
     if tail is not None:
-        # Of the same size: a program that prints in between must not push its last lines out of
-        # reach.
+        # All reads use the size measured above: what the job prints in the meantime must not push
+        # its last lines out of reach.
         start = await run_in_threadpool(_tail_start, log, size_bytes, tail)
     headers = {"hocket-attempt": str(number)}
     if follow:
@@ -86,7 +89,8 @@ async def _part(log: Log, start: int, stop: int) -> AsyncGenerator[bytes, None]:
             block = await run_in_threadpool(log.read, start, length)
         except NotFoundError:
             block = b""
-        # A promised length must be kept, even if the file was cut or replaced meanwhile.
+        # The promised length must be kept even if the file was shortened or replaced meanwhile:
+        # missing bytes are sent as line breaks.
         block = block or b"\n" * length
         start += len(block)
         yield block
@@ -96,12 +100,13 @@ async def _followed(
     daemon: Daemon, event_notifier: EventNotifier, job: int, attempt: int, log: Log, start: int
 ) -> AsyncGenerator[bytes, None]:
     while True:
-        # Asked before reading: what came before the end is read after it.
+        # Checked before reading: output that was written before the end is then still read.
         is_over = await run_in_threadpool(_has_ended, daemon, job, attempt)
         try:
             size_bytes = await run_in_threadpool(log.size_bytes)
             if size_bytes < start:
-                # It reached its limit and lost its middle: what was there is somewhere else now.
+                # The log reached its limit and lost its middle, so that offsets have changed: go on
+                # at its new end.
                 start = size_bytes
                 yield _CUT
             while block := await run_in_threadpool(log.read, start, _CHUNK_BYTES):

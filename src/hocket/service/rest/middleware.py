@@ -1,8 +1,9 @@
-"""Checks of every request to a service: the name it was sent to, its size, its answer.
+"""Checks of every request to a service: its host name, origin and size; and headers of every
+response.
 
-A page of another site in a user's browser can send requests to a loopback port; it is stopped by
-the name it was reached under (``Host``, against DNS rebinding) and by ``Origin``. Who may ask for
-what is left to those built on this (`AuthMiddleware` of the fleet, `Door` of classes).
+A page of another site in a user's browser can send requests to a loopback port. They are refused
+because of their ``Host`` header (against DNS rebinding) or their ``Origin``. Permissions are left
+to the classes derived from this one (`AuthMiddleware` of the fleet, `Door` of classes).
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ from hocket.service.rest.problems import problem
 MAX_BODY_BYTES = 1_000_000
 BODY_TIMEOUT_S = 20.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+# Headers that must not occur twice.
 _SINGLE = ("host", "origin", "authorization", "content-length")
+# Pages load scripts, styles and images from the service alone.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
+# Headers of every response.
 _ALWAYS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",

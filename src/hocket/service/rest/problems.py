@@ -18,6 +18,7 @@ from hocket.base.fields import shown
 from hocket.service.errors import ConflictError, ForbiddenError, NotFoundError, StaleAttemptError
 
 MEDIA_TYPE = "application/problem+json"
+# Errors of one request that are listed at most.
 _MAX_ERRORS = 10
 _RETRY_AFTER_S = "1"
 _STATUS: tuple[tuple[type[HocketError], int], ...] = (

@@ -1,11 +1,12 @@
 """Time limits of requests, and a limit on open connections.
 
-The server itself limits the size of a head, idle connections after an answer, and the number of
-open requests. But one that never finishes its request may stay for ever, also where it was
-answered already (a refusal does not read the body), and connections that ask nothing are not
-counted before they ask: they would use up the file descriptors that jobs need. Where there are too
-many, a new one takes the place of the one that has kept the service waiting longest: whoever opens
-connections without a token and sends nothing shuts nobody out.
+uvicorn itself limits the size of a request head, the time that a connection is idle after a
+response, and the number of open requests. It does not limit the time of a request that is never
+finished, even if it was already answered (a refusal does not read the body). Nor does it count
+connections that have sent nothing. Both would use up file descriptors that jobs need.
+
+If there are too many connections, a new one replaces the one that has kept the service waiting
+longest. So nobody can lock others out by opening connections without a token and sending nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ HEAD_TIMEOUT_S = 10.0
 REQUEST_TIMEOUT_S = 30.0
 """For the whole request; longer than the middleware's own limit for a body."""
 MAX_CONNECTIONS = 256
+# Response to a connection that finds no place.
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
@@ -45,7 +47,8 @@ class PromptProtocol(H11Protocol):
         idle = [one for one in others if isinstance(one, PromptProtocol) and one._keeps_waiting()]
         if not idle:
             return False
-        # Not closed politely: who sends nothing may read nothing either.
+        # Aborted and not closed: a client that sends nothing may not read either, and closing would
+        # wait for it.
         oldest = min(idle, key=lambda one: one._waits_since_s)
         oldest.transport.abort()
         self.connections.discard(oldest)

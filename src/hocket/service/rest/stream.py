@@ -21,11 +21,14 @@ from hocket.service.records import EventRecord
 from hocket.service.rest.bodies import EventBody
 from hocket.service.rest.problems import RefusedError
 
+# Interval of comments that keep an idle connection open.
 HEARTBEAT_S = 15.0
 SEND_TIMEOUT_S = 60.0
 """A reader that takes nothing for so long is disconnected."""
 MAX_STREAMS = 64
+# Events that are read from the store at once.
 _PAGE = 200
+# Interval at which the wait for the daemon is interrupted to see whether the service closes.
 _LOOK_S = 0.5
 
 
@@ -113,7 +116,8 @@ class TimedStream(StreamingResponse):
             except (TimeoutError, ClientDisconnect):
                 return
             finally:
-                # Left to the collector it would be closed some time, or after the event loop.
+                # Otherwise the generator would be closed at some later time, perhaps after the
+                # event loop.
                 await self._content.aclose()
 
 
@@ -123,7 +127,7 @@ async def events_from(
     """Events after a sequence number (from now on where None), in the form of the stream."""
     yield b"retry: 1000\n\n"
     if after is None or after > daemon.last_event():
-        # Later than the last: a number of a fleet that was here before.
+        # A number behind the last event is from an earlier fleet on the same address.
         after = daemon.last_event()
     while not event_notifier.is_closed:
         changed = event_notifier.next_change

@@ -13,6 +13,7 @@ from hocket.service.plain_file import trust_problem
 from hocket.service.store import lock
 
 DATABASE = "fleet.db"
+# Prefix of the folders that hold content that was set aside.
 _SET_ASIDE = "damaged-"
 _TRACES = ("jobs", "attempts")
 """Folders that are filled only once a fleet has run jobs."""
@@ -37,6 +38,7 @@ def prepared(folder: Path) -> None:
         check_private(folder / name)
 
 
+# Files of the state that must be private to their owner.
 PRIVATE = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", lock.NAME)
 
 

@@ -1,4 +1,4 @@
-"""One daemon per state folder: a lock that the kernel lets go with the process that held it."""
+"""One daemon per state folder: a lock that the kernel releases when its process ends."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ NAME = "lock"
 
 
 class FolderLock:
-    """Held from its making to `close`, or to the end of the process, however that comes."""
+    """Lock that is held from its creation until `close` or the end of the process."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / NAME
-        # Not inherited by programs that this one starts, which would hold the lock after its end.
+        # The descriptor is not inherited by child processes, which would hold the lock after this
+        # process ends.
         self._descriptor = open_plain(path, os.O_RDWR | os.O_CREAT)
         if not try_lock(self._descriptor):
             holder = os.read(self._descriptor, 100).decode("ascii", "replace").strip()
@@ -28,7 +29,8 @@ class FolderLock:
                 hint="stop it first, or name another folder",
                 where=str(folder),
             )
-        # Whose lock it is only helps people: on a full disk it is held without saying so.
+        # The process id is only information for users. If the disk is full, the lock is held
+        # without it.
         with contextlib.suppress(OSError):
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)

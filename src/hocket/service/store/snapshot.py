@@ -31,10 +31,12 @@ from hocket.fleet.rounds.state import (
     Rules,
 )
 
+# Classes that stored data may name.
 _CLASSES: dict[str, Any] = {
     one.__name__: one
     for one in (FleetState, Rules, Jobs, DeviceLayout, Warm, PairTable, PairPlan, PairEstimates)
 }
+# Element types that stored data may name, and their types in numpy.
 _DTYPES = {
     "int64": np.dtype("<i8"),
     "float64": np.dtype("<f8"),
@@ -74,6 +76,7 @@ def put_together(head: bytes, arrays: Sequence[bytes | bytearray]) -> FleetState
     return state
 
 
+# Names of the parts that are not blocks of arrays, and the size of blocks.
 HEAD, CHECKSUM = "head", "checksum"
 BLOCK_BYTES = 8192
 
@@ -116,6 +119,7 @@ def join_state(parts: Mapping[str, bytes]) -> FleetState:
     arrays = []
     for at, (kind, *shape) in enumerate(json.loads(parts[HEAD])["arrays"]):
         data = b"".join(body for _, body in sorted(blocks[at].items()))
+        # See `split_state`: a table of jobs was stored column by column.
         if kind == "job" and data:
             data = np.frombuffer(data, np.int64).reshape(-1, shape[0]).T.tobytes()
         arrays.append(data)

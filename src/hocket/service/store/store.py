@@ -38,7 +38,9 @@ from hocket.service.store.tables import Batch, KeyRecord, RecordTable
 
 MAX_EVENTS = 100_000
 """Number of newest events that are kept; older ones can be seen from the rows of jobs."""
+# Old events are dropped each time after so many new ones.
 _DROP_EVERY = 1_000
+# Page size of the database, and size of the log at which it is moved to the database.
 _PAGE_BYTES = 16_384
 _LOG_BYTES = 16 * 2**20
 Row = tuple[Any, ...]
@@ -89,7 +91,7 @@ class Store:
                 _verify(path, writer)
                 store = cls(path, lock, writer)
             except (sqlite3.Error, ValueError) as error:
-                # ValueError: sqlite hands out names and texts that are no UTF-8.
+                # sqlite raises ValueError for names and texts that are no UTF-8.
                 if folders.is_full(error):
                     raise folders.full(path) from None
                 raise folders.damaged(path, f"the database cannot be used: {error}") from None
@@ -263,7 +265,7 @@ class Store:
             try:
                 return self._reader.execute(sql, values).fetchall()
             except OverflowError:
-                # Numbers beyond what sqlite counts with: no row has such a one.
+                # The number is too large for sqlite, so no row has it.
                 return []
             except sqlite3.Error as error:
                 raise UnavailableError(f"the store cannot be read: {error}") from None
@@ -276,7 +278,8 @@ def _connected(folder: Path, mode: str) -> sqlite3.Connection:
     """A connection in a mode of sqlite, whose commits wait for the disk."""
     path = folder / folders.DATABASE
     if mode == "rwc" and not path.exists():
-        # Made here: sqlite would let others read it, and a mode set later leaves time for that.
+        # The file is created here with mode 0600: sqlite would make it readable for others, and
+        # they could open it before its mode is changed.
         os.close(open_plain(path, os.O_RDWR | os.O_CREAT))
     connection = sqlite3.connect(
         f"{path.as_uri()}?mode={mode}",
@@ -287,8 +290,8 @@ def _connected(folder: Path, mode: str) -> sqlite3.Connection:
     )
     connection.execute("PRAGMA synchronous = FULL")
     if mode != "ro":
-        # A round of a large fleet writes hundreds of kilobytes: large pages, seldom moved from the
-        # log, take half the time of the defaults.
+        # A round of a large fleet writes hundreds of kilobytes. Large pages that are seldom moved
+        # from the log take half the time of the defaults.
         connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_BYTES // _PAGE_BYTES}")

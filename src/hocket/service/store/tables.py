@@ -16,6 +16,7 @@ from hocket.service.spec import JobSpec
 
 APPLICATION_ID = 0x686F636B
 """Marks the file as hocket's (``file fleet.db`` shows it)."""
+# Raised with every change of tables or records; older databases are refused.
 SCHEMA_VERSION = 6
 
 CREATE_SQL = f"""
