@@ -38,8 +38,8 @@ def ours() -> str:
         gains(name, "dgx1-v100")["speedup_over_rings"] for name in ("allreduce", "broadcast")
     )
     return (
-        f"simulated: {max(allreduce):.1f}x and {geometric_mean(allreduce):.1f}x; "
-        f"{max(broadcast):.1f}x and {geometric_mean(broadcast):.2f}x"
+        f"simulated: all-reduce {max(allreduce):.1f}x, mean {geometric_mean(allreduce):.1f}x; "
+        f"broadcast {max(broadcast):.1f}x, mean {geometric_mean(broadcast):.2f}x"
     )
 
 

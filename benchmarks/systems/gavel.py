@@ -32,7 +32,7 @@ def average_hours(policy: str, data: Path) -> float:
 def ours(data: Path = DATA) -> str:
     """The figures of the row in docs/systems.md."""
     aware, agnostic = (average_hours(policy, data) for policy in ("las", "las-agnostic"))
-    return f"simulated: {aware:.2f} h, {agnostic:.2f} h without regard to types"
+    return f"simulated: {aware:.2f} h, {agnostic:.2f} h without device types"
 
 
 if __name__ == "__main__":

@@ -70,8 +70,10 @@ def ours(num_ratings: int, repeats: int, loops: Sequence[str] = tuple(FRESH)) ->
     sound = sum(each["sound"] for each in rows)
     slower = sum(each["over_plain"] < 1 for each in rows)
     over_njit = mean([each["over_njit"] for each in rows])
-    return (f"{found}; {sound} of {len(rows)} loops in no test sound, {slower} slower than plain "
-            f"Python, {over_njit:.2f}x of bounds-checked njit on one core")  # fmt: skip
+    return (
+        f"{found}; {sound} of {len(rows)} loops that no test contains are sound, {slower} slower "
+        f"than plain Python, {over_njit:.2f}x the time of bounds-checked njit on one core"
+    )
 
 
 if __name__ == "__main__":
