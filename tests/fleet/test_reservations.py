@@ -125,7 +125,7 @@ def busy(*left_s: float, gang: int = 4, rules: Rules | None = None, **more: obje
 def test_the_start_that_is_told_is_the_end_of_the_last_job_that_must_end() -> None:
     state = busy(500.0, 1000.0, 700.0, 2000.0, gang=3)
     assert reserved_s(state, WIDE) == pytest.approx(1000.0)
-    assert "it starts in 880 s at the latest" in reason(state, WIDE)
+    assert "its start is predicted in 880 s" in reason(state, WIDE)
 
 
 FILLERS = [
@@ -292,3 +292,33 @@ def test_nobody_knows_the_end_of_a_job_that_runs_far_beyond_its_claim() -> None:
         starts_s.append(reserved_s(state, WIDE))
     assert 100.0 < starts_s[2] < 240.0, "late, but believed still"
     assert starts_s[5] == math.inf
+
+
+@pytest.mark.parametrize(
+    ("rules", "reserved_after_rounds"),
+    [
+        # By the wait of 20 s, for which no server can be cleared; by patience.
+        (Rules(round_s=10.0, slack_rounds=0.0, reserve_after_s=20.0), 4),
+        (Rules(round_s=10.0, patience_rounds=20.0), 100),
+    ],
+)
+def test_no_device_idles_for_a_gang_that_no_server_can_be_cleared_for(
+    rules: Rules, reserved_after_rounds: int
+) -> None:
+    devices = tuple(
+        FleetDevice(name=f"d{i}", device_type="v", server=f"s{i // 2}") for i in range(4)
+    )
+    state = new_state(("v",), devices, rules)
+    # One job that must not be stopped on each server, beside one that may be.
+    singles = [
+        Job(number=n, name="", steps_per_s=(1.0,), total_steps=1e6, preemptible=n % 2 == 1)
+        for n in range(4)
+    ]
+    state = submit(state, *singles)
+    gang = {"gang": 2, "steps_per_s": (2.0,), "spread_steps_per_s": (0.0,)}
+    state = submit(state, Job(number=WIDE, name="", total_steps=1000.0, **gang))  # type: ignore[arg-type]
+    for _ in range(reserved_after_rounds):
+        state, _ = step(state, Tick(time_s=state.next_tick_s))
+        waits = (state.jobs.rows["phase"][:4] == WAITING).any()
+        assert not (waits and (state.holders[:, 0] < 0).any()), "a device idles"
+    assert reserved_s(state, WIDE) == pytest.approx(1e6), "the end of the jobs that stay"

@@ -127,6 +127,8 @@ class Round(NamedTuple):
     """``[type]``: servers of the type before this one are full."""
     stoppable: LongArray
     """``[type]``: devices that are free, or held by jobs that may be stopped."""
+    stoppable_together: LongArray
+    """``[type]``: the same on the server that has most of them."""
     step_s: FloatArray
     """``[type, step]``: when the number of free devices changes."""
     step_free: FloatArray
@@ -198,6 +200,7 @@ def new_round(
         free=whole(num_types),
         first=whole(num_types),
         stoppable=whole(num_types),
+        stoppable_together=whole(num_types),
         step_s=np.empty((num_types, num_steps)),
         step_free=np.empty((num_types, num_steps)),
         num_steps=whole(num_types + 1),

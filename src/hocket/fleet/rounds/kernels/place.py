@@ -56,9 +56,9 @@ def _clear(r: Round) -> None:
 def hand_out(r: Round, num_parts: int, is_final: bool) -> bool:
     """Grant wishes in order, place the granted jobs on devices, and record stops and starts.
 
-    Returns False, without a change of ``jobs``, if a gang was granted devices but fits on no
-    server. Its wish is then withdrawn, so that others may have the devices. With ``is_final`` they
-    stay idle.
+    Returns False, without a change of ``jobs`` but for ``reserved_s``, if a gang was granted
+    devices but fits on no server. Its wish is then withdrawn, so that others may have the devices.
+    With ``is_final`` they stay idle.
     """
     rows = r.jobs.rows
     for i in range(rows.shape[0]):
@@ -171,8 +171,7 @@ def _place_all(r: Round) -> bool:
     were placed.
     """
     rows = r.jobs.rows
-    _place_reserved(r)
-    is_done, gang = True, 0
+    is_done, gang = _place_reserved(r), 0
     for i in range(rows.shape[0]):
         if r.device_type[i] >= 0 and not r.stays[i] and not r.is_placed[i]:
             gang = max(gang, rows.gang[i])
@@ -189,6 +188,8 @@ def _place_all(r: Round) -> bool:
                 vacate_server(r, device_type, gang, r.time_s, False)
             if _place_one(r, i):
                 continue
+            # A job that goes first keeps its wish, and devices idle for it until the next round. It
+            # withdraws, and gets a reservation, where jobs that must not be stopped are in the way.
             if partner >= 0 or not r.is_reserved[i] or r.pace.reserve_after_s < np.inf:
                 _withdraw(r, i, partner, device_type)
                 is_done = False
@@ -219,8 +220,9 @@ def _withdraw(r: Round, i: int, partner: int, device_type: int) -> None:
 
 
 @kernel
-def _place_reserved(r: Round) -> None:
-    rows = r.jobs.rows
+def _place_reserved(r: Round) -> bool:
+    """Place reserved gangs that need one server; False if one withdrew because none has room."""
+    rows, is_done = r.jobs.rows, True
     num_types = r.free.shape[0]
     num_single = rows.shape[0] * num_types
     for at in range(r.parts[0, 0], r.parts[0, 1]):
@@ -228,12 +230,16 @@ def _place_reserved(r: Round) -> None:
         i, device_type = wish // num_types, wish % num_types
         if r.pace.keeps_running or wish >= num_single or not r.is_reserved[i]:
             continue
-        is_bound = r.jobs.spread_steps_per_s[i, device_type] <= 0.0 and r.partner[i] < 0
-        if is_bound and r.device_type[i] == device_type and not r.stays[i]:
+        needs_one_server = r.jobs.spread_steps_per_s[i, device_type] <= 0.0 and r.partner[i] < 0
+        if needs_one_server and r.device_type[i] == device_type and not r.stays[i]:
             need = rows.gang[i]
             vacate_server(r, device_type, need, r.time_s, False)
             vacate_server(r, device_type, need, r.time_s - r.pace.min_turn_s, True)
-            _place_one(r, i)
+            if not _place_one(r, i) and r.pace.reserve_after_s < np.inf:
+                # Jobs that must not be stopped are on every server: it gets a reservation instead.
+                _withdraw(r, i, -1, device_type)
+                is_done = False
+    return is_done
 
 
 @kernel

@@ -66,13 +66,16 @@ def _keep(r: Round) -> None:
 
 @kernel
 def _count_stoppable(r: Round) -> None:
-    """Count devices of each type that are free or held by preemptible jobs."""
-    rows = r.jobs.rows
-    for device_type in range(r.stoppable.shape[0]):
-        r.stoppable[device_type] = r.layout.num_devices[device_type]
-    for i in range(rows.shape[0]):
-        if rows.phase[i] == _RUNNING and is_bound(rows.preemptible[i]):
-            r.stoppable[rows.device_type[i]] -= rows.gang[i]
+    """Count devices that are free or held by preemptible jobs, by type and on the best server."""
+    r.stoppable[:] = 0
+    r.stoppable_together[:] = 0
+    for server in range(r.layout.server_type.shape[0]):
+        device_type, count = r.layout.server_type[server], 0
+        for at in range(r.layout.server_ptr[server], r.layout.server_ptr[server + 1]):
+            row = r.held[r.layout.order[at], 0]
+            count += row < 0 or not is_bound(r.jobs.rows.preemptible[row])
+        r.stoppable[device_type] += count
+        r.stoppable_together[device_type] = max(r.stoppable_together[device_type], count)
 
 
 @kernel
@@ -178,7 +181,9 @@ def _rank_by_deficit(r: Round) -> None:
             speed = speed_on(r.jobs, i, j, largest)
             best = max(best, speed)
             slowest = min(slowest, speed) if speed > 0.0 else slowest
-            fits_by_stops = fits_by_stops or (speed > 0.0 and gang <= r.stoppable[j])
+            can_spread = r.jobs.spread_steps_per_s[i, j] > 0.0
+            room = r.stoppable[j] if can_spread else r.stoppable_together[j]
+            fits_by_stops = fits_by_stops or (speed > 0.0 and gang <= room)
             # Device types that are equally fast are one to a job: its deficit is for any of them.
             deficit_s = r.jobs.credit_s[i, j]
             for k in range(num_types):
