@@ -127,7 +127,7 @@ def test_a_quota_limits_devices_at_once(policy: str) -> None:
     jobs = (one(0, 0, 50.0, gang=2), one(1, 0, gang=2), one(2, 0), one(3, 0), one(4, 1))
     state, _ = step(state, Submit(time_s=0.0, jobs=jobs))
     assert running(state) == [0, 2, 4], "a smaller job fits beside the first"
-    assert "user 'user0' is below the quota again" in reason(state, 1)
+    assert "user 'user0' is below the quota again (holds 3 of 3 devices)" in reason(state, 1)
     state, _ = step(state, Finish(time_s=50.0, numbers=(0,)))
     assert running(state) == [1, 2, 4]
 
@@ -138,6 +138,19 @@ def test_a_quota_of_a_team_counts_all_its_users() -> None:
     state, _ = step(state, Submit(time_s=0.0, jobs=(*jobs, one(3, 0))))
     assert running(state) == [0, 1, 3]
     assert "team 'team1'" in reason(state, 2)
+
+
+def test_a_job_that_the_quota_of_its_team_blocks_takes_nothing_from_that_of_its_user() -> None:
+    state = shared(4, teams=3).but(
+        user_quota=np.array([[1.0, np.inf], [np.inf, np.inf]]),
+        team_quota=np.array([[np.inf, np.inf], [1.0, np.inf], [np.inf, np.inf]]),
+    )
+    state, _ = step(state, Submit(time_s=0.0, jobs=(one(0, 1, team=1),)))
+    jobs = (one(1, 0, team=1), one(2, 0, team=2), one(3, 0, team=2))
+    state, _ = step(state, Submit(time_s=1.0, jobs=jobs))
+    assert running(state) == [0, 2]
+    assert "team 'team1' is below the quota again (holds 1 of 1 devices)" in reason(state, 1)
+    assert "user 'user0' is below the quota again (holds 1 of 1 devices)" in reason(state, 3)
 
 
 def test_device_time_of_a_week_is_a_quota_and_the_next_week_begins_anew() -> None:
@@ -153,6 +166,7 @@ def test_device_time_of_a_week_is_a_quota_and_the_next_week_begins_anew() -> Non
     state, _ = step(state, Pause(time_s=start_s + 200.0, numbers=(2,)))
     state, _ = step(state, Submit(time_s=start_s + 200.0, jobs=(one(4, 0),)))
     assert running(state) == [0, 3], "who runs goes on, and nothing new begins"
+    assert "used 0.2 of 0.1 device hours this week" in reason(state, 4)
     state, _ = step(state, Tick(time_s=start_s + WEEK_S - 1.0))
     assert running(state) == [0, 3], "weeks begin on Monday, as those of hocket fleet usage"
     state, _ = step(state, Tick(time_s=start_s + WEEK_S + 20.0))

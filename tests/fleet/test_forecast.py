@@ -229,7 +229,7 @@ def test_explanation_says_why_who_and_when():
     assert told.estimated_start_s == 150.0
     assert reason(state, 3) in told.sentence
     # Nothing but the reservation, which says the same.
-    assert told.sentence.endswith("it starts in 150 s at the latest")
+    assert told.sentence.endswith("its start is predicted in 150 s")
     assert told.evidence["holders"] == [
         {"job": 1, "device_type": "fast", "devices": 1, "seconds_left": 100.0}
     ]

@@ -12,10 +12,12 @@ a quota wait; nobody is stopped for one. A higher priority level goes first, wha
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from hocket.base.arrays import BoolArray, FloatArray, LongArray
-from hocket.fleet.rounds.state import RUNNING, FleetState, Jobs
+from hocket.base.arrays import FloatArray, LongArray
+from hocket.fleet.rounds.state import RUNNING, WAITING, FleetState, Jobs
 
 BY_GROUP = ("las", "las-agnostic")
 WEEK_S = 7 * 86_400.0
@@ -24,6 +26,8 @@ _MONDAY_S = 4 * 86_400.0
 PRIORITY_WEIGHT = 10.0
 """Factor of a job's weight from one priority level to the next."""
 MAX_PRIORITY = 3
+OVER_USER_QUOTA, OVER_TEAM_QUOTA = 1, 2
+"""In the column ``over_quota`` of jobs, beside 0 for a job that no quota blocks."""
 
 
 def week_start_s(time_s: float) -> float:
@@ -134,34 +138,41 @@ def with_usage(state: FleetState, time_s: float) -> FleetState:
 
 
 def mark_over_quota(state: FleetState, jobs: Jobs) -> None:
-    """Mark the waiting jobs that a quota keeps from starting, those with the smallest deficits
-    first."""
+    """Mark the waiting jobs that a quota keeps from starting, with the quota: `OVER_USER_QUOTA` or
+    `OVER_TEAM_QUOTA`.
+
+    Jobs take what is left of both quotas in order of priority and deficit. A job that one quota
+    blocks takes nothing from the other.
+    """
     rows = jobs.rows
     rows["over_quota"] = 0
     if not has_quotas(state):
         return
-    for column, quota, used_s in (
-        ("user", state.user_quota, state.user_used_s),
-        ("team", state.team_quota, state.team_used_s),
-    ):
-        for index in np.flatnonzero(np.isfinite(quota).any(axis=1)).tolist():
-            mine = np.flatnonzero((rows[column] == index) & (rows["phase"] <= RUNNING))
-            is_spent = index < len(used_s) and used_s[index] >= quota[index, 1]
-            rows["over_quota"][mine[_beyond(jobs, mine, float(quota[index, 0]), is_spent)]] = 1
-
-
-def _beyond(jobs: Jobs, mine: LongArray, max_devices: float, is_spent: bool) -> BoolArray:
-    rows = jobs.rows
-    waits = rows["phase"][mine] != RUNNING
-    if is_spent:
-        return np.asarray(waits)
-    deficit = jobs.credit_s[mine].max(axis=1, initial=0.0)
-    order = np.lexsort((rows["number"][mine], -deficit, -rows["priority"][mine], waits))
     # Running jobs count first: nobody is stopped for a quota.
-    left = max_devices - float(rows["gang"][mine[~waits]].sum())
-    beyond = np.zeros(len(mine), dtype=bool)
-    for at in order[int((~waits).sum()) :].tolist():
-        gang = int(rows["gang"][mine[at]])
-        beyond[at] = gang > left or bool(rows["over_quota"][mine[at]])
-        left -= 0 if beyond[at] else gang
-    return beyond
+    running = rows[rows["phase"] == RUNNING]
+    left_of_user = _devices_left(state.user_quota, state.user_used_s, running, "user")
+    left_of_team = _devices_left(state.team_quota, state.team_used_s, running, "team")
+    waiting = np.flatnonzero(rows["phase"] == WAITING)
+    deficit = jobs.credit_s[waiting].max(axis=1, initial=0.0)
+    order = np.lexsort((rows["number"][waiting], -deficit, -rows["priority"][waiting]))
+    for at in waiting[order].tolist():
+        user, team, gang = (int(rows[name][at]) for name in ("user", "team", "gang"))
+        if gang > left_of_user.get(user, math.inf):
+            rows["over_quota"][at] = OVER_USER_QUOTA
+        elif gang > left_of_team.get(team, math.inf):
+            rows["over_quota"][at] = OVER_TEAM_QUOTA
+        else:
+            left_of_user[user] = left_of_user.get(user, math.inf) - gang
+            left_of_team[team] = left_of_team.get(team, math.inf) - gang
+
+
+def _devices_left(
+    quota: FloatArray, used_s: FloatArray, running: np.ndarray, column: str
+) -> dict[int, float]:
+    """Devices that each user or team with a quota may still take; 0 once its week is used up."""
+    left: dict[int, float] = {}
+    for index in np.flatnonzero(np.isfinite(quota).any(axis=1)).tolist():
+        is_spent = index < len(used_s) and used_s[index] >= quota[index, 1]
+        held = float(running["gang"][running[column] == index].sum())
+        left[index] = 0.0 if is_spent else float(quota[index, 0]) - held
+    return left

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hocket.fleet.rounds.fairness import OVER_USER_QUOTA
 from hocket.fleet.rounds.state import BLOCKED, CONDITIONS, PAUSED, RUNNING, FleetState
 
 
@@ -19,7 +20,7 @@ def reason(state: FleetState, number: int) -> str:
     if job["phase"] == BLOCKED:
         return f"waits until {_needed(state, number)}"
     if job["over_quota"]:
-        return f"waits until {_whose_quota(state, row)} is below the quota again"
+        return _over_quota(state, row)
     able = state.jobs.steps_per_s[row] > 0.0
     if not able.any():
         return "can run on no device type"
@@ -44,12 +45,24 @@ def free_devices(state: FleetState) -> list[int]:
     return free
 
 
-def _whose_quota(state: FleetState, row: int) -> str:
-    """User or team whose quota keeps a job from starting."""
-    job = state.jobs.rows[row]
-    user, team = int(job["user"]), int(job["team"])
-    has_own = user < len(state.user_quota) and np.isfinite(state.user_quota[user]).any()
-    return f"user {state.users[user]!r}" if has_own else f"team {state.teams[team]!r}"
+def _over_quota(state: FleetState, row: int) -> str:
+    """User or team whose quota keeps a job from starting, with what is used of the quota."""
+    rows = state.jobs.rows
+    job = rows[row]
+    is_user = job["over_quota"] == OVER_USER_QUOTA
+    column, names, quotas, used_s = (
+        ("user", state.users, state.user_quota, state.user_used_s)
+        if is_user
+        else ("team", state.teams, state.team_quota, state.team_used_s)
+    )
+    index = int(job[column])
+    most, most_s = quotas[index].tolist()
+    if index < len(used_s) and used_s[index] >= most_s:
+        used = f"used {used_s[index] / 3600.0:.1f} of {most_s / 3600.0:.1f} device hours this week"
+    else:
+        holds = rows["gang"][(rows[column] == index) & (rows["phase"] == RUNNING)].sum()
+        used = f"holds {int(holds)} of {most:g} devices"
+    return f"waits until {column} {names[index]!r} is below the quota again ({used})"
 
 
 def _needed(state: FleetState, number: int) -> str:
@@ -91,7 +104,7 @@ def _reserved(state: FleetState, row: int, need: str, counts: str) -> str:
             f"is next for {need} ({counts}): those that become free are kept for it, but jobs "
             "without a known end hold the others (a time limit would tell when)"
         )
-    return f"has {need} reserved ({counts}): it starts in {max(in_s, 0.0):.0f} s at the latest"
+    return f"has {need} reserved ({counts}): its start is predicted in {max(in_s, 0.0):.0f} s"
 
 
 def _deficit(state: FleetState, row: int) -> str:

@@ -93,7 +93,7 @@ def describe_reserved(before: FleetState, after: FleetState) -> list[str]:
         if _reserved_s(before, number) != start_s:
             when = "when enough are free"
             if np.isfinite(start_s):
-                when = f"in {start_s - after.time_s:.0f} s at the latest"
+                when = f"in {start_s - after.time_s:.0f} s, as predicted"
             lines.append(f"job {number} has {int(job['gang'])} devices reserved: starts {when}")
     return lines
 
