@@ -14,10 +14,10 @@ from hocket.graph import Graph, OpColumns, Phase, Role, TensorColumns, assemble
 
 # Ops that must share a device because they share memory that is written in place.
 #
-# A copy on another device is a copy of one moment: a write to the original does not reach it, and a
-# write to it does not reach the original. Where an op reads a view that was made before the last
-# write to its storage, or writes a tensor of the model through a view, the ops that make and write
-# views of that storage have to sit together. O(calls + reads).
+# A copy on another device does not see later writes to the original, and vice versa. Two cases
+# therefore need all ops that create or write views of a storage on one device: an op reads a view
+# that is older than the last write to the storage, or an op writes a tensor of the model through a
+# view. O(calls + reads).
 
 
 def sharing_ops(program: Program) -> Iterator[list[int]]:
@@ -40,9 +40,9 @@ def sharing_ops(program: Program) -> Iterator[list[int]]:
 
 
 def _late_readers(program: Program) -> dict[int, list[int]]:
-    """Calls per storage that read a tensor made before the storage's last write.
+    """Calls per storage that read a tensor that is older than the storage's last write.
 
-    Tensors that the user keeps count as read after the last call.
+    Outputs of the program count as read after the last call.
     """
     num_writes: dict[int, int] = {}
     born = [0] * len(program.tensors)
@@ -66,7 +66,7 @@ def _late_readers(program: Program) -> dict[int, list[int]]:
 
 
 def _written_through_views(program: Program, first_reader: dict[int, int]) -> Iterator[list[int]]:
-    """In-place writes to tensors that exist before the step, with the views they write through."""
+    """Groups of an in-place write to a tensor from before the step, and the views in between."""
     for index, call in enumerate(program.calls):
         for target in call.targets:
             chain = []
@@ -108,7 +108,7 @@ def graph_of(program: Program, name: str, meta: Mapping[str, Any]) -> Graph:
 
 
 def unique_names(wanted: Iterable[str]) -> list[str]:
-    """Names made unique by ``:1``, ``:2`` … after the first use."""
+    """Return the names, with repeated ones made unique by ``:1``, ``:2`` … from the second use."""
     seen: dict[str, int] = {}
     taken: set[str] = set()
     names = []
@@ -134,7 +134,7 @@ def _op_name(program: Program, op: int) -> str:
 
 
 def _source_name(program: Program, tensor: int) -> str:
-    """Name of a parameter, also if the step writes the parameter before its optimizer update."""
+    """Return a parameter's name, also for a version of it that the step itself has written."""
     while tensor not in program.names:
         tensor = program.tensors[tensor].alias_of
     return program.names[tensor]
@@ -164,12 +164,12 @@ def _tensor_bytes(program: Program, tensor: int) -> int:
 
 
 def _groups(program: Program, fused: Iterable[str]) -> list[int]:
-    """One colocation group per parameter: its optimizer update and the first op that computes with
-    it.
+    """Return the colocation group of each op, or -1.
 
-    Views between the parameter and that op belong to the group. Ops that share memory written in
-    place form a group too, and so do all ops of a ``fused`` module, which a library runs as one
-    call on one device. Groups that have an op in common are merged.
+    The optimizer update of a parameter is grouped with the first op that computes with the
+    parameter, and with the views in between. Further groups are ops that share memory written in
+    place, and all ops of a ``fused`` module, which a library runs as one call on one device. Groups
+    with a common op are merged.
     """
     updates = {
         program.tensors[call.args[0].number].storage: index

@@ -1,11 +1,11 @@
 """Record attention and dropout as accelerators run them, on a machine without one.
 
 On a CPU, PyTorch splits attention with dropout or a mask into products and a softmax with large
-intermediate matrices; CUDA runs one fused kernel that stores only its output. Fake tensors run the
-fused op without a device, so a kernel registered for the CPU's autograd key calls it. The graph
-then has the ops and memory of the target machine, not of the machine that plans. The dispatcher
-calls this kernel below autocast, after queries, keys, values and float masks were cast, also for
-attention inside PyTorch's own modules.
+intermediate matrices; CUDA runs one fused kernel that stores only its output. Fake tensors can run
+the fused op without a device. `fused_kernels` registers functions for the CPU's autograd key that
+call the fused ops, so that the graph has the ops and memory of the target machine, not of the
+machine that plans. The dispatcher calls these functions below autocast, after queries, keys, values
+and float masks were cast, also for attention inside PyTorch's own modules.
 
 The kernel that CUDA chooses depends on dtype, head width, mask and grouping
 (``benchmarks/cost/predict_kernels.py``, H200, PyTorch 2.11): 16-bit heads of up to 256 elements use
@@ -25,7 +25,7 @@ import torch
 ACCELERATOR = "accelerator"
 """Device type whose kernels are recorded by default; the machine itself needs no such device."""
 _ALIGNMENT = 16
-"""The fused kernel reads masks whose row length is a multiple of this many elements."""
+"""The fused kernel requires masks whose row length is a multiple of this number of elements."""
 _HALF = (torch.bfloat16, torch.float16)
 _WIDEST = 256
 """Head width up to which 16-bit attention is fused even if heads share keys (grouped attention)."""
@@ -51,7 +51,7 @@ def fused_kernels() -> Iterator[None]:
     def dropout(given: torch.Tensor, p: float, train: bool) -> Any:
         if threading.get_ident() != here or not train or not 0 < p < 1:
             return plain_dropout(given, p, train)
-        # Saves a mask of one byte per element; a CPU's dropout saves one of the input's type.
+        # CUDA's dropout saves a mask with one byte per element, the CPU's one of the input's dtype.
         return torch.ops.aten.native_dropout(given, p, train)[0]
 
     library = kernel_library()

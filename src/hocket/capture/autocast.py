@@ -2,10 +2,10 @@
 
 A step recorded for an accelerator runs on CPU tensors, on which ``torch.autocast("cuda")`` has no
 effect; without CUDA, PyTorch even disables it. While such a step is recorded, CUDA's autocast is
-mapped to the CPU's with the same dtype: it casts inputs of matrix products and convolutions and
-caches the casts of weights as CUDA's does. Ops that only CUDA's autocast casts (norms, softmax,
-sums and powers, to float32) get kernels at the CPU's autocast key. PyTorch registers CUDA's
-autocast kernels in every build, so the list of these ops is read from the dispatcher.
+mapped to the CPU's with the same dtype, which casts inputs of matrix products and convolutions and
+caches the casts of weights as CUDA's does. Ops that only CUDA's autocast casts to float32 (norms,
+softmax, sums and powers) get kernels at the CPU's autocast key. The list of these ops is read from
+the dispatcher, because PyTorch registers CUDA's autocast kernels in every build.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _LOWER = frozenset({
     "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
     "_scaled_dot_product_flash_attention",
 })  # fmt: skip
-"""Ops in CUDA's lower-precision list that need no kernel here: the ops they call are in the CPU's
-list."""
+"""Ops in CUDA's lower-precision list that need no kernel here, because the ops that they call are
+in the CPU's list."""
 _WIDEST = frozenset(
     {
         "addcdiv",

@@ -1,4 +1,8 @@
-"""Describe a call by its arguments: kind, signature, dtype, FLOPs, bytes, random draws."""
+"""Describe a call by its arguments: kind, signature, dtype, FLOPs, bytes, random draws.
+
+`describe` returns the cost of a call, `count_flops` its FLOPs, `signature_text` a text that is
+equal for calls of equal cost, and `draws` tells if the call draws random numbers.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +29,9 @@ class OpCall(NamedTuple):
 
 # Floating-point operations of a call, by the registry of torch's own counter and a few formulas.
 #
-# Matrix products, convolutions, attention and fused recurrent layers are counted; every other op
-# counts 0, since its time is that of the bytes it moves. Causal attention counts the pairs of
-# tokens that fused kernels compute, about half.
+# Matrix products, convolutions, attention and fused recurrent layers are counted. Every other op
+# counts 0, because its time is limited by the bytes that it moves. For causal attention, the pairs
+# of tokens that fused kernels compute are counted, about half of all.
 
 
 def count_flops(call: OpCall) -> float:
@@ -52,7 +56,7 @@ def _computed_share(call: OpCall) -> float:
     if not given.get("is_causal"):
         return 1.0
     queries, keys = given["query"].shape[-2], given["key"].shape[-2]
-    # Query i meets keys 0 to i; queries behind the last key meet them all.
+    # Query i attends to keys 0 to i; queries after the last key attend to all keys.
     short = min(queries, keys)
     pairs = short * (short + 1) / 2 + (queries - short) * keys
     return float(pairs / (queries * keys))
@@ -72,7 +76,8 @@ def _attention_backward(_: Any, query: Any, key: Any, value: Any, *__: Any) -> f
 
 def _grouped_product(a: Any, b: Any, *_: Any) -> float:
     product = float(2 * a.numel() * b.shape[-1])
-    # Groups along the columns of a flat ``b``: each matrix of ``a`` meets only its own columns.
+    # Groups along the columns of a 2-d ``b``: each matrix of ``a`` is multiplied by its columns
+    # only.
     return product / float(a.shape[0]) if a.dim() == 3 and b.dim() == 2 else product
 
 
@@ -117,10 +122,10 @@ _OTHER = DTYPES.index("other")
 _ALLOCATES_ONLY = frozenset({"empty", "empty_like", "empty_strided", "new_empty",
                              "new_empty_strided", "empty_permuted"})  # fmt: skip
 _GATHERS = frozenset({"embedding", "index", "index_select", "gather"})
-"""Ops that read no more of their first tensor than they write."""
+"""Ops that read only the rows of their first tensor that they return."""
 _SCATTERS = frozenset({"index_put_", "_index_put_impl_", "index_add_", "index_copy_", "scatter_",
                        "scatter_add_"})  # fmt: skip
-"""Ops that write no more of their first tensor than their other inputs hold."""
+"""Ops that read and write only the rows of their first tensor that the other inputs address."""
 _OVERWRITES = frozenset({"fill_", "zero_", "copy_", "bernoulli_", "normal_", "uniform_",
                          "exponential_", "random_"})  # fmt: skip
 """Ops that write their first tensor without reading it."""
@@ -213,9 +218,9 @@ def _contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
 # ── random numbers ───────────────────────────────────────────────────────────────────────────────
 #
 # PyTorch's op tags say only that an op may draw. Fused attention and recurrent layers draw if their
-# dropout is not zero. The backward pass of attention draws nothing: it receives the seed of the
-# forward pass. Calls that draw keep their order, so a false positive delays other ops: two waves of
-# a model with attention would wait for each other almost throughout.
+# dropout is not zero. The backward pass of attention draws nothing, because it receives the seed of
+# the forward pass. Calls that draw must run in recorded order, so a false positive costs overlap:
+# two waves of a model with attention would wait for each other most of the time.
 
 _DROPOUTS = ("dropout_p", "dropout")
 """Names of arguments that hold a dropout probability."""

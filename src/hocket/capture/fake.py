@@ -1,8 +1,10 @@
 """Make fake copies of the tensors of a model and its batch: shapes without memory.
 
 Only shapes, strides and dtypes are read, so the originals may be real, meta or fake tensors. Copies
-of tensors that share a storage share one too, so tied weights stay tied. On a CUDA device the
-weights of a recurrent layer share one storage, as cuDNN lays them out, unless `lay_apart` is used.
+of tensors that share a storage also share a storage, so tied weights stay tied. On a CUDA device
+the weights of a recurrent layer share one storage, in cuDNN's layout, unless `lay_apart` is used.
+The file also enumerates the tensors of models and batches, and adds a fake-tensor implementation of
+grouped matrix products.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ from hocket.capture.recording import has_storage
 from hocket.capture.recurrent import know, know_recurrent_layers
 from hocket.graph import Role
 
-# What products of rows that are sorted by expert give, for tensors without memory.
+# Fake-tensor implementation of grouped products (rows sorted by expert).
 #
-# PyTorch multiplies them in any type but says the results of bfloat16 alone: a mixture of experts
-# in float32, as its configuration makes it, could not be recorded.
+# PyTorch's kernel supports all floating dtypes, but its own fake implementation only bfloat16, so a
+# mixture of experts in float32 could not be recorded.
 
 _ALIGNMENT_BYTES = 16
 """Result rows begin at multiples of this many bytes in CUDA builds of PyTorch."""
@@ -64,8 +66,8 @@ def fake_mode(model: nn.Module) -> FakeTensorMode:
     know_recurrent_layers()
     know_grouped_products()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    # What it remembers of an op forgets that two results are one tensor, and whether a layer stands
-    # in for an accelerator's: a second pass of recurrent layers would be another one.
+    # The mode's cache of results does not represent that two results are the same tensor, or that a
+    # layer stands in for an accelerator's. A second pass of recurrent layers would then differ.
     mode.cache_enabled = not any(isinstance(each, nn.RNNBase) for each in model.modules())
     return mode
 
@@ -81,7 +83,7 @@ def model_tensors(model: nn.Module) -> Iterator[NamedTensor]:
         yield name, Role.BUFFER, buffer
     for path, module in model.named_modules():
         for attribute, value in vars(module).items():
-            # The type: isinstance would ask proxies for their class.
+            # `isinstance` would read `__class__`, which proxy objects compute.
             if issubclass(type(value), torch.Tensor) and id(value) not in seen:
                 seen.add(id(value))
                 yield f"{path}.{attribute}" if path else attribute, Role.BUFFER, value
@@ -121,9 +123,9 @@ def flat_weights(model: nn.Module) -> list[list[torch.Tensor]]:
 
 
 def lay_apart(model: nn.Module) -> None:
-    """Move weights of recurrent layers that share one buffer into storages of their own.
+    """Move weights of recurrent layers that share one buffer into separate storages.
 
-    Streamed parameters are fetched one by one; cuDNN then packs them into a buffer for every call.
+    Streamed parameters are fetched separately; cuDNN then packs them into a buffer for each call.
     """
     for row in flat_weights(model):
         sharing = Counter(weight.untyped_storage()._cdata for weight in row)
@@ -197,10 +199,10 @@ def _fake_data(sharing: list[torch.Tensor], device: str) -> list[torch.Tensor]:
 
 
 def dressed(tensor: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
-    """The fake tensor with the original's type: a parameter, or a leaf with or without gradient."""
+    """Return the fake tensor as the original's type: a parameter, or a leaf tensor."""
     if isinstance(tensor, nn.Parameter):
         twin = nn.Parameter(fake, requires_grad=tensor.requires_grad)
-        # What hooks compute of a gradient is part of the step.
+        # Ops of gradient hooks are part of the step, so hooks move to the fake parameter.
         for hook in (tensor._backward_hooks or {}).values():
             twin.register_hook(hook)  # type: ignore[no-untyped-call]
         return twin

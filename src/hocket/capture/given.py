@@ -25,9 +25,9 @@ class WrapperWarning(UserWarning):
 
 
 def unwrapped(model: Any) -> Any:
-    """The model inside DataParallel, DistributedDataParallel or torch.compile.
+    """Return the model inside DataParallel, DistributedDataParallel or torch.compile.
 
-    The parameters are the same objects, so an optimizer of the wrapper is also one of the model.
+    The parameters are the same objects, so an optimizer of the wrapper also fits the model.
     """
     inner = getattr(model, "_orig_mod", None)
     if isinstance(model, nn.Module) and any(map(_is_compiled, model.modules())):
@@ -82,8 +82,11 @@ def _refuse_sharded(model: Any) -> None:
 
 
 def first_batch(batch: Any) -> Any:
-    """Return the first batch of a DataLoader, without moving any generator; any other batch as it
-    is. Refuses a DataLoader that can be read once only: training would miss its first batch."""
+    """Return the first batch of a DataLoader; any other object is returned unchanged.
+
+    The states of random generators do not change. Refuses a DataLoader that can be read only once,
+    because training would miss its first batch.
+    """
     if not isinstance(batch, DataLoader):
         return batch
     data = batch.dataset
@@ -122,10 +125,10 @@ class SupervisedForward:
 def supervised(
     model: Any, batch: Any, loss: Loss | str | None, forward: Forward | None
 ) -> tuple[Loss | str | None, Forward | None]:
-    """Loss and forward of a step; for ``(x, y)`` batches the loss may take output and target.
+    """Return loss and forward of a step; resolves losses of output and target for ``(x, y)``.
 
     Such a loss is a function of two arguments, such as ``torch.nn.functional.cross_entropy``, or
-    the name of a loss if the model takes ``x`` alone.
+    the name of a loss if the model is called with ``x`` only.
     """
     is_pair = isinstance(batch, tuple | list) and len(batch) == 2
     if forward is not None or loss is None or not is_pair or isinstance(batch, Mapping):

@@ -1,10 +1,10 @@
 """Find tensors that autograd saves although the backward pass never reads them.
 
-Some formulas save tensors only for second derivatives (the gates of a fused recurrent cell), and a
-custom autograd function may save anything. Such tensors use memory until their node has run.
-`hocket.prepare` with a budget trains through autograd and counts them; a traced step that is run op
-by op does not hold them. Nodes are inspected before the backward pass, which frees them. O(nodes +
-saved tensors).
+Some derivative formulas save tensors only for second derivatives (the gates of a fused recurrent
+cell), and a custom autograd function may save any tensor. Such tensors use memory until their node
+has run. Training within a budget uses autograd, so they are counted there; a traced step that is
+run op by op does not hold them. Nodes are inspected before the backward pass, which frees saved
+tensors. O(nodes + saved tensors).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SavedByNode(NamedTuple):
 def find_saved(recorder: Recorder, loss: torch.Tensor) -> list[SavedByNode]:
     """Tensors that the autograd nodes behind a loss have saved."""
     found: dict[SavedByNode, None] = {}
-    # Looking at a saved tensor may make a view of it, which is no call of the step.
+    # Access to a saved tensor may create a view of it, which must not be recorded.
     with _disable_current_modes():
         for node in _nodes_behind(loss):
             for tensor in _saved_tensors(node):
@@ -61,7 +61,7 @@ def _saved_tensors(node: Any) -> list[torch.Tensor]:
         try:
             leaves += tree_leaves(getattr(node, name))
         except RuntimeError:
-            # It was changed since: the backward pass will say so.
+            # The tensor was changed in place since: the backward pass raises the error.
             continue
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
@@ -89,7 +89,7 @@ def note_held(recorder: Recorder, saved: Sequence[SavedByNode]) -> None:
 
 
 def held_note(recording: Recording, program: Program, graph: Graph) -> dict[str, list[str]]:
-    """Saved but unread tensors by op and tensor names, which stay valid when numbers change."""
+    """Return saved but unread tensors as op and tensor names, which survive renumbering."""
     owner = {
         spec.storage: graph.tensor_names[number]
         for number, spec in reversed([*enumerate(program.tensors)])

@@ -1,8 +1,10 @@
-"""Turn a recording into a Program: give every write a new version and order ops around it.
+"""Turn a recording into a Program: give every in-place write a new version, and order ops around
+it.
 
-One pass in recorded order. An in-place write makes a new tensor that aliases the written one. Later
-readers of the storage read the newest version; earlier readers pass the writer a tensor of zero
-bytes, so that no reordering can move them behind the write. O(calls + reads).
+An in-place write creates a new tensor number that aliases the written tensor. Later readers of the
+storage read the newest version. Each earlier reader gets a control tensor of zero bytes as output,
+which the writer reads, so that no reordering can move the reader behind the write. One pass in
+recorded order, O(calls + reads).
 """
 
 from __future__ import annotations
@@ -83,7 +85,8 @@ class _Linker:
             reads[tensor] = None
             base_of.setdefault(storage, tensor)
             if self.entries[tensor].epoch < state.epoch:
-                # Another view of this storage was written since this one was made.
+                # The storage was written after this view was created: the call must run after the
+                # write.
                 reads[state.last_write] = None
         targets = tuple(self.current[value] for value in call.writes)
         written = tuple(self._write(index, value, reads) for value in call.writes)
@@ -111,6 +114,7 @@ class _Linker:
         """New version of a written value, ordered after all earlier readers of its storage."""
         state = self.storages[self.recording.values[value].storage]
         for reader in state.readers:
+            # A reader whose result the writer reads precedes it anyway.
             if reader != index and not any(tensor in reads for tensor in self.made[reader]):
                 reads[self._control(reader)] = None
         base = self.current[value]

@@ -13,11 +13,11 @@ from hocket.base.errors import UsageError, unknown_name
 Loss = Callable[[Any], torch.Tensor]
 
 OWN, MEAN = "model", "mean"
-"""Name of the loss where none is given: the model's own, or else the mean of its output."""
+"""Names of default losses: the model's own loss, or else the mean of its output."""
 
 
 def _cross_entropy(output: Any) -> torch.Tensor:
-    """Cross-entropy against class 0 everywhere; it costs the same as with real labels."""
+    """Cross-entropy with all labels 0; it has the same cost as with real labels."""
     logits = first_floating(output)
     rows = logits.reshape(-1, logits.shape[-1])
     return functional.cross_entropy(rows.float(), rows.new_zeros(len(rows), dtype=torch.long))
@@ -46,7 +46,7 @@ class ChosenLoss:
         self._given_name = loss if isinstance(loss, str) else _name_of(loss)
 
     def __call__(self, output: Any) -> torch.Tensor:
-        """The scalar to minimise."""
+        """Return the scalar to minimize."""
         if self.given is not None and not isinstance(self.given, str):
             value: Any = self.given(output)
             self.name = self._given_name

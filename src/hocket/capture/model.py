@@ -1,8 +1,8 @@
 """Capture a PyTorch model or training step as a Graph.
 
-A step is recorded on fake tensors, linked into a Program and converted to a Graph. A model whose
-control flow depends on data is run for real instead and becomes a coarser graph with one op per
-module.
+A step is recorded on fake tensors, linked into a Program and converted to a Graph. A model that
+cannot be traced, for example because its control flow depends on data, is run with real tensors
+instead and becomes a coarser graph with one op per module.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def capture(
     ``batch`` is a tensor, a tuple (positional) or a mapping (by keyword) of tensors. ``loss`` maps
     the output to a scalar or names a loss (see `hocket.capture.loss`). Without it, the loss is the
     output's ``loss``, the output itself if it is a scalar, or the mean of its first floating-point
-    tensor; ``graph.meta["loss"]`` says which. Neither model nor batch is changed and nothing is
-    computed: only shapes are read. ``device`` selects whose kernels are recorded, wherever the
-    model is: an ``accelerator`` (none is needed), ``cuda`` of this machine, or ``cpu``.
-    ``forward(model, batch)`` applies the model to the batch if that takes more than one call.
+    tensor; ``graph.meta["loss"]`` names the choice. Model and batch do not change, and no values
+    are computed: only shapes are read. ``device`` selects the device type whose kernels are
+    recorded, regardless of the model's device: ``accelerator`` (none is needed), ``cuda`` of this
+    machine, or ``cpu``. ``forward(model, batch)`` replaces the call ``model(batch)``.
 
-    A model that cannot be traced is run for real and gives one op per module, with a
-    `CaptureWarning` that names the line.
+    A model that cannot be traced is run with real tensors, and its graph has one op per module. A
+    `CaptureWarning` names the line of the user's code that prevents the trace.
     """
     model, batch = unwrapped(model), first_batch(batch)
     loss, forward = supervised(model, batch, loss, forward)
@@ -178,8 +178,8 @@ def _require_device(device: str) -> None:
         kind = torch.device(device).type
     except RuntimeError:
         kind = ""
-    # Fake tensors of a device that the build lacks can be made, but a step on them aborts the
-    # process, so asking for one proves nothing.
+    # The build is checked instead of a trial: fake tensors of a device that the build lacks can be
+    # created, but a step on them aborts the process.
     built_for = torch.accelerator.current_accelerator()
     if kind != "cpu" and (built_for is None or kind != built_for.type):
         raise UsageError(
@@ -207,7 +207,7 @@ def _lists(model: nn.Module) -> list[str]:
 def _meta(
     model: nn.Module, batch: Any, optimizer: Optimizer | None, name: str, device: str
 ) -> dict[str, Any]:
-    """Metadata that says how a graph was captured."""
+    """Return metadata about the capture of a graph."""
     inputs = dict(batch_tensors(batch))
     floating = [tensor for tensor in model.parameters() if tensor.is_floating_point()]
     tokens = [t for t in inputs.values() if t.dim() > 1 and not t.is_floating_point()]

@@ -1,8 +1,9 @@
 """Append optimizer updates to a recording, one fused call per parameter.
 
 A fused implementation reads parameter, gradient and state once, writes in place and needs no
-workspace, so one op per parameter with its bytes is the whole cost. Executed programs apply the
-updates of ``torch.optim`` with its defaults or with the settings of the given optimizer.
+workspace, so its cost is one op per parameter with the bytes that it moves. `Optimizer` describes
+name, settings and states of an optimizer; `as_optimizer` reads them from a name or from an object
+of ``torch.optim``, and `optimizer_of_meta` from the metadata of a graph.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ OPTIMIZER_STATES: dict[str, tuple[str, ...]] = {
     "sgd": (),
     "sgd-momentum": ("momentum_buffer",),
 }
-"""Optimizers whose update capture implements, with the state that each keeps per parameter."""
+"""Optimizers whose update rule is known, with the names of their state tensors per parameter."""
 
 _ADAM: Mapping[str, float] = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
 DEFAULTS: Mapping[str, Mapping[str, float]] = {
@@ -60,9 +61,9 @@ class Optimizer:
     only: frozenset[str] | None = None
     """Names of the parameters to update; None means all that have a gradient."""
     states: tuple[str, ...] | None = None
-    """State per parameter, each of the parameter's size; None for an implemented optimizer.
+    """Names of state tensors of the parameter's size; None for an implemented optimizer.
 
-    For other optimizers only this size and the bytes that an update moves are known.
+    For other optimizers only the number of these tensors is known, not the update rule.
     """
 
     @property
@@ -166,7 +167,8 @@ def _of_torch(given: torch.optim.Optimizer, model: nn.Module) -> Optimizer:
         )
     only = updated_names(given, model)
     kind = type(given).__name__
-    # Costs are those of any group; what one group has of its own is the user's optimizer's affair.
+    # Costs do not depend on settings, so those of the largest group describe the optimizer. The
+    # user's optimizer itself applies the settings of every group.
     largest = max(given.param_groups, key=lambda g: sum(p.numel() for p in g["params"]))
     first = {key: value for key, value in largest.items() if key != "params"}
     name = {"AdamW": "adamw", "Adam": "adam", "SGD": "sgd"}.get(kind, "")
@@ -187,8 +189,8 @@ def _tried_states(given: torch.optim.Optimizer) -> tuple[str, ...]:
     """State tensors of a parameter's size that an optimizer keeps, found by updating a small
     parameter.
 
-    Optimizers from outside PyTorch are not tried, because their update may do anything; two state
-    tensors are assumed, as most keep.
+    Optimizers from outside PyTorch are not tried, because their update may have side effects; two
+    state tensors are assumed, as most of them have.
     """
     if type(given).__module__.partition(".")[0] != "torch":
         return _USUAL_STATES

@@ -1,8 +1,9 @@
-"""Make Hugging Face models build the masks that they build for the real batch.
+"""Make Hugging Face models build the same masks for fake tensors as for the real batch.
 
-transformers looks for several sequences packed into one row (by position ids) and for padding, and
-reads tensor values to find them. Fake tensors have no values, so it would assume packed rows and
-build masks and copies of keys and values that the real step skips. O(1).
+The transformers library reads tensor values to detect padding, and several sequences packed into
+one row (by position ids). Fake tensors have no values, so it would assume packed rows and build
+masks and copies of keys and values that the real step skips. The functions here patch its checks by
+the facts of the real batch. O(1).
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ def rows_are_whole(batch: Any) -> Iterator[None]:
 def masks_as_run(batch: Any) -> Iterator[None]:
     """Make transformers skip the same masks as for the real ``batch``.
 
-    It skips the padding mask of a batch without padding, and the mask of packed sequences if
-    nothing is packed. Here the values of the real batch decide; a batch without values counts as
-    neither padded nor packed. The trace is therefore valid only for batches with equal
-    `mask_facts`.
+    The library skips the padding mask of a batch without padding, and the mask of packed sequences
+    if no row is packed. Inside the context this depends on the values of the real batch; a batch
+    without values counts as neither padded nor packed. The trace is therefore valid only for
+    batches with equal `mask_facts`.
     """
     is_unpacked, is_unpadded = mask_facts(batch) or (True, True)
     with _skipping(is_unpacked=is_unpacked, is_unpadded=is_unpadded):
@@ -43,7 +44,7 @@ def masks_as_run(batch: Any) -> Iterator[None]:
 
 
 def mask_facts(batch: Any) -> tuple[bool, ...]:
-    """Two facts: no row is packed, no row is padded; empty if the batch has no masks."""
+    """Return (no row is packed, no row is padded); empty if the batch has no masks."""
     named = [
         (name, t)
         for name, t in batch_tensors(batch)

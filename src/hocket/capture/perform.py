@@ -1,7 +1,7 @@
 """Run one recorded call on real tensors: look up its arguments, run it, store its results.
 
-A call is bound to its device once and run once per step. A call that draws random numbers gets its
-own seed, so its results do not depend on where or in which order calls run.
+A call is bound to a device once (`BoundCall`) and run once per step. `draw_seed` derives a seed for
+each call that draws random numbers, so that results do not depend on device or order of the calls.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def generator_of(device: torch.device) -> torch.Generator:
 
 
 def _placed(leaf: Any, device: torch.device | None) -> Any:
-    """A leaf of recorded arguments, moved to ``device``."""
+    """Return a leaf of recorded arguments; constants and device arguments become ``device``'s."""
     if isinstance(leaf, Constant):
         return leaf.tensor if device is None else leaf.tensor.to(device)
     return device if isinstance(leaf, torch.device) and device is not None else leaf

@@ -14,8 +14,8 @@ from hocket.capture.step import Forward, apply_model
 AMP_DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Autocast dtypes by their common names."""
 LARGE_PARAMETERS = 1_000_000_000
-"""Parameter count from which a float32 model is planned under bf16 autocast by default, because
-such models are rarely trained in plain float32."""
+"""Minimum number of parameters at which a float32 model is planned under bf16 autocast by default,
+because such models are rarely trained in plain float32."""
 
 
 def amp_forward(name: str | None, device: str = "cuda") -> Forward | None:

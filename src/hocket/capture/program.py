@@ -1,4 +1,4 @@
-"""The Program: recorded calls numbered like the Graph, so that they can be executed.
+"""Data types of a Program: recorded calls that can be executed, with the numbers of the Graph.
 
 ``calls[i]`` is op i of the graph, and tensor number t is tensor t of the graph.
 """
@@ -30,7 +30,7 @@ class Call(NamedTuple):
     written: tuple[int, ...]
     """For each target, the tensor number of its new version."""
     reads: tuple[int, ...]
-    """Tensors that must exist before the call, including those that only order it."""
+    """Tensors that must exist before the call, including control tensors, which only order ops."""
     phase: Phase
     module: str
     partner: int
@@ -65,16 +65,15 @@ class Program:
     outputs: tuple[int, ...]
     """Results for the user: the loss in training, all outputs in inference."""
     returned: Returned | None = None
-    """Complete output of the model, with the tensors among it that are no outputs of the program.
-    """
+    """Complete output of the model, including tensors that are not in ``outputs``."""
     repeats: Mapping[int, int] = field(default_factory=dict)
     """Recomputed calls, each with the call that it repeats.
 
     In a model with its own checkpoints only calls that draw random numbers are listed.
     """
     unseen: str = ""
-    """Side effects of the step that its calls do not show; if not empty, running the calls alone
-    would give other results."""
+    """Side effects of the step that are not calls; unless empty, running only the calls would give
+    other results."""
 
     @cached_property
     def draws(self) -> dict[int, int]:

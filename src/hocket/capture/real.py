@@ -1,8 +1,9 @@
 """Give meta-device models real weights, so that they can be run.
 
-A function that builds its model under ``torch.device("meta")`` is called again with the CPU in
-place of that device, so its own code initialises weights and buffers. An existing model is copied
-and each module's ``reset_parameters`` is called; modules that have none are refused by name.
+There are two ways. `BuiltForReal` replaces the meta device by the CPU while a function builds its
+model, so that the function's own code initializes weights and buffers. `made_real` copies an
+existing model and calls ``reset_parameters`` of each module with meta tensors; a module without
+this method is refused, and the error names it.
 """
 
 from __future__ import annotations

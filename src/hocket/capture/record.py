@@ -1,8 +1,8 @@
 """Record every op that PyTorch dispatches during a step.
 
-A dispatch mode sees each op of forward, loss and backward with its tensors, real or fake. It
-numbers the values, records producers and readers, and pairs each backward op with the forward op of
-its autograd node. O(1) per op.
+A dispatch mode intercepts each op of forward, loss and backward with its tensors, real or fake. It
+numbers values and storages, records producers and readers of each value, the module and cost of
+each op, and pairs each backward op with the forward op of its autograd node. O(1) per op.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _HIDDEN_WRITES = {
 """Running statistics that batch norms update although their schemas do not declare it."""
 _TRAINING_ARG = 5
 _ACCUMULATE_NUMBER = 2**63
-"""Sequence numbers from here on belong to AccumulateGrad nodes, which autograd runs right after the
-node that made the gradient."""
+"""Minimum sequence number of AccumulateGrad nodes, which autograd runs right after the node that
+has computed the gradient."""
 
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
@@ -68,8 +68,8 @@ def _facts(function: Any) -> _OpFacts:
         if arg.alias_info is not None and arg.alias_info.is_write
     ]  # fmt: skip
     return _OpFacts(
-        # A tensor that is made to look at a storage is a view of what is known to lie there: so
-        # cuDNN's layers see whether their weights are one buffer.
+        # `set_` on a known storage creates a view of known values. cuDNN's layers use it to check
+        # that their weights are in one buffer.
         ignored=str(function).startswith(("prim.", "aten.set_.source_Storage")),
         write_args=tuple(position for position, arg in written if not arg.kwarg_only),
         write_kwargs=tuple(arg.name for _, arg in written),
@@ -81,7 +81,10 @@ class UntracedTensorError(Exception):
 
 
 class _Draws:
-    """Position in the random numbers of a step, which checkpoints set back to draw them again."""
+    """Position in the sequence of random draws of a step.
+
+    Activation checkpointing sets the generator back, so that recompute draws the same numbers.
+    """
 
     def __init__(self) -> None:
         self._calls: list[int] = []
@@ -91,7 +94,7 @@ class _Draws:
         """States of the generator that the step has read, with their positions, by ``id``."""
 
     def note_state(self, state: torch.Tensor) -> None:
-        """Note that the step has read the state of the generator."""
+        """Record that the step has read the generator's state."""
         self._states[id(state)] = state, self._position
 
     def set_back(self, state: torch.Tensor) -> bool:
@@ -102,7 +105,7 @@ class _Draws:
         return found is not None
 
     def next(self, call: int) -> int:
-        """Return the call that drew the next random numbers before; ``call`` if they are new."""
+        """Return the earlier call with the same random numbers, or ``call`` if they are new."""
         if self._position == len(self._calls):
             self._calls.append(call)
         self._position += 1
@@ -132,8 +135,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._module_names = module_names
         self._path: list[str] = []
         self._storage_at: dict[int, int] = {}
-        # A weak reference keeps the address of a storage from being given to another one, without
-        # the use count that autograd looks at when it decides to steal a gradient.
+        # A weak reference prevents the reuse of a storage's address. A strong one would change the
+        # use count, by which autograd decides whether it may take over a gradient without a copy.
         self._addresses: list[StorageWeakRef] = []
         self._value_of: list[dict[TensorLayout, int]] = []
         self._forward_numbers: list[int] = []
@@ -153,8 +156,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.known_constants: dict[int, torch.Tensor] = {}
         """Sources that are constants, such as caches filled by an earlier run."""
         self._never: set[int | None] = set()
-        """Values that are false for every random draw: LayerDrop draws and compares even if its
-        rate is 0."""
+        """Values that are false whatever is drawn: LayerDrop compares a draw even with rate 0."""
 
     # ── modules ──────────────────────────────────────────────────────────────────────────────
 
@@ -203,8 +205,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _new_storage(self, tensor: torch.Tensor, num_bytes: int = 0) -> int:
         """Register a storage, which grows with the values seen in it.
 
-        The size of an op's result is not read from the fake tensor: one from the fake mode's cache
-        can be smaller than one that is computed, if the kernel pads its result.
+        The size of an op's result is not read from the fake tensor's storage, because a fake tensor
+        from the mode's cache can have a smaller storage than the padded result of the kernel.
         """
         self.recording.storage_bytes.append(num_bytes)
         self._value_of.append({})
@@ -400,7 +402,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         module = self._path[-1] if self._path else ""
         if partner >= 0:
             module = calls[partner].module
-        # The node of a user's autograd function exists before its ops, which run without gradients.
+        # In the forward pass also without gradients: a custom autograd function creates its node
+        # before its ops, which run without gradients.
         if self.phase == Phase.FORWARD or torch.is_grad_enabled():
             self._remember_autograd_number(partner if partner >= 0 else number)
         self._changed_by.update((self.recording.values[n].storage, number) for n in call.writes)
@@ -454,8 +457,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return -1
         if number >= _ACCUMULATE_NUMBER:
             return self.recording.calls[-1].partner if self.recording.calls else -1
-        # Some nodes are made after the op that they belong to (writes through views), hence the
-        # nearest earlier call rather than an exact match.
+        # Some nodes are created after their op (writes through views), so without an exact match
+        # the nearest earlier call is used.
         position = bisect_right(self._forward_numbers, number) - 1
         if position < 0 or self._forward_numbers[position] != number:
             nearest = self._forward_calls[position] if position >= 0 else -1

@@ -1,7 +1,7 @@
-"""Data types of a recorded step: calls on numbered values, before linking gives versions and names.
+"""Data types of a recorded step: calls on numbered values, before `link` adds versions and names.
 
 A value is a view of one storage: (storage, shape, stride, offset, dtype). Two tensors with the same
-bytes and layout are the same value, whatever Python objects hold them.
+bytes and layout are the same value, even if they are different Python objects.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class RawCall(NamedTuple):
 
     @property
     def made(self) -> tuple[int, ...]:
-        """Values that the call makes or changes."""
+        """Values that the call creates or changes."""
         return (*(number for number in self.outputs if number is not None), *self.writes)
 
 

@@ -1,12 +1,12 @@
 """Fake-tensor implementations of cuDNN's and oneDNN's recurrent layers.
 
-For cuDNN, PyTorch knows the results of the forward op but not its weight buffer or the reserve that
-the backward op reads, and nothing about the backward op, so a step with an LSTM could not be
-recorded on a GPU. For oneDNN (CPUs), PyTorch assumes an empty reserve and takes two gradients for
-one tensor. Only the library knows the size of its reserve: it is measured once by running the layer
-with the same shapes. Without cuDNN, or without memory for this, the reserve is estimated from the
-activations that each step of each layer saves. cuDNN layers with dropout cannot be recorded: they
-return random state that fake tensors cannot represent.
+PyTorch's fake implementation of cuDNN's forward op lacks the weight buffer and the reserve that the
+backward op reads, and there is none of the backward op, so a step with an LSTM could not be
+recorded on a GPU. PyTorch's implementations for oneDNN (CPUs) return an empty reserve, and one
+tensor for two gradients. The size of a reserve is known to the library only, so it is measured once
+by running the layer with the same shapes. Without cuDNN, or without enough memory, it is estimated
+from the activations that each time step of each layer saves. cuDNN layers with dropout cannot be
+recorded, because they return random state that fake tensors cannot represent.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def know_recurrent_layers() -> None:
 def accept_weights_apart() -> None:
     """Silence PyTorch's warning about recurrent weights that are not contiguous.
 
-    Streamed weights are fetched one by one; the buffer that cuDNN packs them into is counted.
+    Streamed weights are fetched separately. The memory plan includes the buffer into which cuDNN
+    packs them.
     """
     warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
     warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor is deprecated")
@@ -136,7 +137,7 @@ def _cudnn_backward(_: Any, func: Any, *args: Any, **kwargs: Any) -> tuple[Any, 
 
 
 def _steps_first(tensor: torch.Tensor) -> torch.Tensor:
-    """Layout that cuDNN gives a batch-first tensor: time steps outermost."""
+    """Return an empty batch-first tensor in cuDNN's layout, with time steps outermost."""
     rows, steps, width = tensor.shape
     return tensor.new_empty([steps, rows, width]).transpose(0, 1)
 

@@ -1,9 +1,10 @@
 """Capture one step at several batch sizes, and check that its batch can be split.
 
-The model is captured with its own batch and with two others; `hocket.graph.batches` derives from
-them which tensors and costs grow with the batch. Models with one sample, and models whose step
-differs at another size, keep the plain graph. Whether samples are independent is checked
-numerically: gradients of two half batches of a small copy must add up to those of the whole.
+The model is captured with the given batch and with two other sizes; `hocket.graph.batches` derives
+from these captures which tensors and costs grow with the batch. The graph stays unchanged for
+batches of one sample, and for models whose ops differ at another size. The independence of samples
+is checked numerically on a small copy of the model: the mean gradient of two half batches must
+equal the gradient of the whole batch.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from hocket.graph.batches import (
 )
 from hocket.graph.meeting import SAMPLES, reading_samples
 
-# Check that samples are independent: the gradient of a batch is the mean of those of its parts.
+# Check that samples are independent: the gradient of a batch is the mean of its parts' gradients.
 #
 # Every split of a batch relies on that. It holds for a loss that is a mean over samples, and not
 # for a loss that sums over samples or compares them with each other. The check runs a small copy of
@@ -49,17 +50,17 @@ from hocket.graph.meeting import SAMPLES, reading_samples
 # known to depend on the other samples and on random numbers, and plans state their effect.
 
 TOLERANCE = 1e-3
-"""Relative error allowed for float32 gradients, by their norm."""
+"""Maximum relative error of float32 gradients, by their norm."""
 NUM_ROUNDINGS = 2
-"""Additional roundings allowed for gradients in narrower dtypes: one of the whole, one of the
-parts."""
+"""Additional error for narrower dtypes, in machine epsilons: one rounding of the whole batch's
+gradient, one of the parts'."""
 NUM_SAMPLES = 4
 _KEPT_LAYERS = 2
 _PIXELS = 64
 _MOST_PARAMETERS = 100_000_000
 _MOST_COMPARED = 4_000_000
-"""Elements above which a weight gets no gradient in the check; the other weights show the answer.
-"""
+"""Maximum elements of a weight that gets a gradient in the check; smaller weights suffice to detect
+dependence."""
 _MOST_FLOPS = 1e10
 """Limit for the forward pass of the check, so that all its passes take a second or two."""
 _DROPOUTS = frozenset({
@@ -107,7 +108,7 @@ def samples_apart(
             for is_wide, is_cut in itertools.product((True, False), repeat=2):
                 try:
                     return check.run(is_cut=is_cut, is_wide=is_wide)
-                # An error on a smaller batch says nothing about the real one.
+                # An error on a smaller batch does not mean that the real batch fails.
                 except Exception as error:
                     failed = one_line(error)
         return _unchecked(failed)
@@ -154,7 +155,7 @@ class _Check:
                 return self._compare(copy, filled, _Calm(is_wide=is_wide))
 
     def _compare(self, copy: nn.Module, batch: Any, calm: _Calm) -> Apart:
-        """Compare the gradients of a batch with the mean of those of its halves."""
+        """Compare the gradient of a batch with the mean gradient of its halves."""
 
         def loss_of(part: Any) -> torch.Tensor:
             with calm:
@@ -170,6 +171,7 @@ class _Check:
         middle = _num_rows(batch) // 2
         if not middle:
             raise ValueError("there is one sample")
+        # Two equal halves: with an odd sample the mean of halves would not be the mean of samples.
         spans = slice(0, middle), slice(middle, 2 * middle)
         halves = [_per_sample(batch, operator.itemgetter(span)) for span in spans]
         losses = [loss_of(half) / len(halves) for half in halves]
@@ -179,6 +181,7 @@ class _Check:
         if error <= tolerance:
             message = f"checked on a small copy of the model, gradients match within {error:.0e}"
             return Apart(True, message)
+        # A model that draws random numbers differs from itself, so the comparison proves nothing.
         if whole.item() != loss_of(batch).item():
             return _unchecked("its loss is not the same twice")
         seen = f"gradients of parts are {_percent(error)} away from that of the whole"
@@ -209,7 +212,7 @@ def _num_rows(batch: Any) -> int:
 
 
 def _per_sample(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The batch with all tensors changed whose first dimension is the samples'."""
+    """Return the batch with ``change`` applied to all tensors with one row per sample."""
     rows = _num_rows(batch)
     return map_batch(batch, {
         id(t): change(t) if t.dim() and t.shape[0] == rows else t for _, t in batch_tensors(batch)
@@ -264,8 +267,8 @@ def _filled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _quieten(model: nn.Module) -> None:
-    """Make a model in training mode deterministic and independent across samples: no dropout, no
-    batch statistics."""
+    """Switch to training mode without dropout and without batch statistics, so that results are
+    deterministic and independent across samples."""
     model.train()
     for module in model.modules():
         if isinstance(module, _NormBase):
@@ -330,7 +333,7 @@ def capture_sizes(model: nn.Module, batch: Any, **options: Any) -> Graph:
 def trying_samples(graph: Graph, model: nn.Module, batch: Any, **options: Any) -> Graph:
     """Add the result of the independence check to the graph: dependent samples must not be split.
 
-    ``model`` and ``batch`` may be smaller than what was captured; options are those of
+    ``model`` and ``batch`` may be smaller than those of the capture; ``options`` are those of
     `samples_apart`.
     """
     if graph.other_batch is None or graph.meta.get("optimizer") is None:
@@ -380,7 +383,7 @@ def _other_sizes(num_samples: int) -> tuple[int, int]:
 
 
 def resized(batch: Any, num_samples: int) -> Any:
-    """The batch with another number of samples, on the meta device: only shapes are read.
+    """Return the batch with another number of samples, on the meta device.
 
     Tensors whose first dimension equals that of the batch's first tensor hold samples. A tensor
     that occurs twice, as inputs and as labels, still occurs twice.

@@ -1,4 +1,9 @@
-"""Run one step of a model under the recorder: forward, loss, backward, gradients."""
+"""Run one step of a model under the recorder: forward, loss, backward, gradients.
+
+`record_fake_step` runs the step on fake tensors, for an accelerator, a GPU or the CPU;
+`record_real_step` runs it on copies of the real tensors. Both note side effects that the recorded
+calls do not show.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +59,7 @@ Forward = Callable[[nn.Module, Any], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """Options that say what is recorded of a step."""
+    """Options of the recording of a step."""
 
     loss: Loss
     training: bool
@@ -110,7 +115,7 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
 
 
 def record_real_step(model: nn.Module, batch: Any, options: StepOptions) -> Recording:
-    """Record a step that is computed for real on copies of the model's tensors."""
+    """Record a step that computes with real values, on copies of the model's tensors."""
     named = all_tensors(model, batch)
     copies = {
         id(t): dressed(t, t.detach().clone()) for _, role, t in named if role != Role.INPUT
@@ -146,7 +151,8 @@ def _record(
     if before.has_drawn():
         recorder.recording.unseen = "it draws from Python's or numpy's generator"
     elif originals is not None and before.is_changed():
-        # A cache is filled once, a counter changes in each step: only a second run shows which.
+        # A cache is filled once, which is harmless; a counter changes in each step, which a trace
+        # cannot repeat. A second run tells one from the other.
         second, between = SecondRun(names, recorder), PythonState(*roots)
         for name, role, tensor in sources:
             second.add_source(name, role, tensor)
@@ -205,7 +211,7 @@ def _run_backward(recorder: Recorder, loss: torch.Tensor) -> None:
 
 
 def _collect_gradients(recorder: Recorder, sources: Sequence[NamedTensor]) -> None:
-    # A parameter may get other memory during the step, as cuDNN gives recurrent layers.
+    # A parameter may move to other memory during the step, as cuDNN's recurrent layers do.
     before = {source.name: source.value for source in recorder.recording.sources}
     for name, role, tensor in sources:
         if role != Role.PARAMETER or tensor.grad is None:

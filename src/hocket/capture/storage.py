@@ -1,7 +1,7 @@
 """Recreate tensors that existed before a recorded step on a device, with their aliasing.
 
-Parameters, buffers and parts of the batch may be views of one storage: labels are often the inputs
-shifted by one. Therefore whole storages are copied, and the tensors become views of the copies.
+Parameters, buffers and parts of the batch may be views of the same storage: labels are often the
+inputs shifted by one. Therefore entire storages are copied, and tensors become views of the copies.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Run a model with replaced tensors, and restore everything afterwards.
 
-Tensors of the user's own model are replaced in place instead of in a deep copy: closures, partials,
-bound methods and functions that use the model as a global then see the replacements too. Everything
-reachable from the model and from the functions given with it is saved before and restored after,
-also if the run raises: parameters, buffers, attributes, contents of lists and dicts, closure cells.
-Globals and class attributes named by its functions are restored if they hold other tensors than
-before, and `functools` caches that hold fake tensors are cleared.
+Tensors of the user's model are replaced in place instead of in a deep copy, so that closures,
+partials, bound methods and functions that use the model as a global also use the replacements. All
+objects that are reachable from the model and from the user's functions are saved before the run and
+restored afterwards, also if the run raises: parameters, buffers, attributes, contents of lists and
+dicts, closure cells. Globals and class attributes that these functions name are restored if they
+hold other tensors than before, and `functools` caches with fake tensors are cleared.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from hocket.capture.trouble import UntraceableError
 
 _one_at_a_time = threading.RLock()
-"""Held during a swap: a model has one set of tensors at a time."""
+"""Lock during a swap, because a model can have only one set of tensors at a time."""
 _LRU: type = type(functools.lru_cache(lambda: None))
 _CLOSED = frozenset({*sys.stdlib_module_names, "torch", "numpy"})
 """Packages whose objects are not searched, except modules and plain containers."""
@@ -109,8 +109,8 @@ class PythonState:
 class Holder(NamedTuple):
     """A mutable object with its saved content.
 
-    ``read`` and ``write`` bypass overridden methods, which may create the item that is looked up
-    (as transformers' ACT2FN does) or refuse to be written.
+    ``read`` and ``write`` bypass methods that the object's class overrides: a lookup may create the
+    requested item (as transformers' ACT2FN does), and a write may be refused.
     """
 
     owner: Any
@@ -121,7 +121,7 @@ class Holder(NamedTuple):
     """True for class attributes and globals, which outlive the model and may belong to others."""
 
     def is_changed(self) -> bool:
-        """True if it holds other objects than before."""
+        """True if the content has been replaced by other objects."""
         return not _are_same(self.read(self.owner), self.saved)
 
     def renewed(self) -> Holder:
@@ -151,7 +151,7 @@ class ReachableState:
     def _look_at(self, item: Any) -> None:
         if id(item) in self._seen:
             return
-        # The type, not isinstance: that reads ``__class__``, which proxies compute.
+        # The type is used, because `isinstance` reads `__class__`, which proxy objects compute.
         kind = type(item)
         if issubclass(kind, torch.Tensor) and item.requires_grad and item.is_leaf:
             self._seen.add(id(item))
@@ -177,7 +177,7 @@ class ReachableState:
         elif issubclass(kind, torch.Generator):
             self.generators.append((item, item.get_state()))
         elif issubclass(kind, io.IOBase):
-            # A file is its own iterator of lines. It may be the process's standard output.
+            # A file is an iterator, too, but may be the process's standard output.
             return
         elif hasattr(kind, "__next__") and _is_closed(kind.__module__):
             self._iterators[id(item)] = _UntracedIterator()
@@ -210,7 +210,7 @@ class ReachableState:
                 if not _is_closed(cls.__module__):
                     self._look_at_class(cls)
         elif kind.__module__.startswith("hocket."):
-            # Their other attributes are results of the run, which must last.
+            # Other attributes of hocket's objects are results of the run and must not be restored.
             self._pending += (getattr(item, name, None) for name in _HELD_FUNCTIONS)
             return
         elif _is_closed(kind.__module__) and not issubclass(kind, SimpleNamespace):
@@ -300,7 +300,7 @@ _ATOMS = (
     float, complex, type(None), type, ModuleType, np.ndarray, np.generic, torch.optim.Optimizer,
     torch.utils.data.DataLoader, torch.utils.data.Dataset, type(...),
 )  # fmt: skip
-"""Types whose objects are not searched: they hold nothing of a model."""
+"""Types whose objects are not searched, because they cannot contain a model's tensors."""
 
 
 class _UntracedIterator:
@@ -373,7 +373,7 @@ def _slot_contents(place: tuple[Any, Any]) -> tuple[Any, ...]:
 
 def _set_slot(place: tuple[Any, Any], contents: tuple[Any, ...]) -> None:
     item, slot = place
-    # Members of types written in C may be read-only: what they hold stays as it is.
+    # Slots of types written in C may be read-only; their content is left unchanged.
     with suppress(AttributeError, TypeError):
         if contents:
             slot.__set__(item, *contents)

@@ -1,4 +1,8 @@
-"""Explain why a model could not be traced, with the line of the user's code."""
+"""Errors of models that cannot be traced: the reason, and the line of the user's code.
+
+`own_code` converts exceptions of user code into errors that name the user's line; `reason` and
+`remedy` explain why a trace failed and what to change.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ def user_line(error: BaseException) -> str:
 
 
 def as_shown(error: BaseException) -> str:
-    """An error as Python's traceback ends; an import error is shown without its class."""
+    """Return the last line of an error's traceback; import errors are shown without their class."""
     text = " ".join(str(error).split())
     if isinstance(error, ImportError | OSError) or not text:
         return text or type(error).__name__
@@ -55,7 +59,7 @@ def own_code(
     except HocketError:
         raise
     except SystemExit as error:
-        # Passed on, it would end this command as if it had succeeded.
+        # If it were raised, the command would end with the script's exit code, possibly 0.
         raise UsageError(
             f"{failure}: it calls sys.exit({error.code!r})", where=user_line(error), hint=hint
         ) from error

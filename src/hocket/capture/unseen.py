@@ -1,7 +1,9 @@
-"""Detect side effects that recorded calls do not show: replaced buffers, seeded generators, hooks.
+"""Detect side effects that are not recorded calls: replaced buffers, Python state, seeds, hooks.
 
-Running the calls alone would then give other results: with a buffer's value from before the first
-step, or with other random numbers where `torch.utils.checkpoint` repeats a draw.
+If only the calls were run, results would differ: a replaced buffer would keep its value from before
+the first step, or `torch.utils.checkpoint` would not repeat its random draws. A detected side
+effect is described in ``Recording.unseen``, and a trace with one does not run in place of the
+model.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ def held_tensors(model: nn.Module) -> HeldByName:
 
 
 def note_replaced(recorder: Recorder, model: nn.Module, before: HeldByName) -> None:
-    """Record buffers, and attributes that the step reads, that are other tensors after the step.
+    """Note buffers, and tensor attributes that the step reads, that the step has replaced.
 
-    An attribute that is only written, such as a loss stored on a module, has no effect.
+    An attribute that is only written, such as a loss stored on a module, does not affect the step.
     """
     after = held_tensors(model)
     read = {number for call in recorder.recording.calls for number in call.reads}
@@ -53,15 +55,15 @@ def note_replaced(recorder: Recorder, model: nn.Module, before: HeldByName) -> N
 
 
 class SecondRun(Recorder):  # type: ignore[no-untyped-call]
-    """Recorder of a second step, after the first one has changed what the model holds."""
+    """Recorder of a second step, which starts from the state that the first step has left."""
 
     def __init__(self, module_names: dict[int, str], first: Recorder) -> None:
         super().__init__(module_names)
         self._first = first
         self._tainted = _dependent_storages(first.recording)
         self.has_read_state = False
-        """True once an op has read state that the first run computed from batch, parameters or
-        random draws, such as a recurrent state. State that depends on none of them is a cache."""
+        """True if an op has read state that the first run computed from batch, parameters or random
+        draws, such as a recurrent state. State that depends on none of these is a cache."""
 
     def take_unknown(self, tensor: torch.Tensor) -> None:
         """Accept a tensor of the first run as a source."""
@@ -76,11 +78,12 @@ class SecondRun(Recorder):  # type: ignore[no-untyped-call]
 def note_python_state(
     first: Recorder, second: SecondRun, numbers: tuple[list[Any], list[Any], list[Any]]
 ) -> None:
-    """Record Python state that makes later steps differ from the traced one.
+    """Note Python state that makes later steps differ from the traced one.
 
-    ``numbers`` are those of the state before, between and after both runs. Numbers that only the
-    first run changes are allowed: a size that is set once, a cache that is filled. The second run
-    must then make the same calls, otherwise the trace would describe the first step only.
+    ``numbers`` are the numbers in the state before, between and after both runs. Numbers that only
+    the first run changes are allowed, for example a size that is set once or the length of a cache.
+    The second run must then make the same calls, otherwise the trace would be valid for the first
+    step only.
     """
     before, between, after = numbers
     if second.has_read_state:
@@ -121,10 +124,10 @@ def _dependent_storages(recording: Recording) -> set[int | None]:
 
 
 def note_written(recorder: Recorder) -> None:
-    """Record a parameter that the step both writes, as ``nn.Embedding(max_norm=…)`` does, and
-    trains.
+    """Note a trained parameter to which the step itself writes, as ``nn.Embedding(max_norm=…)``
+    does.
 
-    The optimizer would otherwise update another version than the one that exists before the step.
+    The optimizer's update in the program would apply to the version from before that write.
     """
     recording = recorder.recording
     storage_of = [value.storage for value in recording.values]
@@ -135,9 +138,9 @@ def note_written(recorder: Recorder) -> None:
 
 
 def note_hooked(recording: Recording, sources: Iterable[NamedTensor]) -> None:
-    """Record a parameter with a hook that runs once its gradient is accumulated.
+    """Note a parameter with a post-accumulate-grad hook.
 
-    Such a hook may do anything, most often the optimizer update; calls do not show it.
+    Such a hook often runs the optimizer update, which is not among the recorded calls.
     """
     for name, _, tensor in sources:
         if getattr(tensor, "_post_accumulate_grad_hooks", None):
