@@ -1,4 +1,4 @@
-"""Answer of a policy: the share of time that each job gets on each device type."""
+"""Result of a policy: the share of time that each job gets on each device type."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Warm:
     """Start values for the next solve."""
 
     prices: FloatArray
-    """``[question, pool]``: prices of devices that are good to ask first."""
+    """``[question, pool]``: device prices to start the solve with."""
     level: float
     columns: LongArray | None = None
     """``[pair, 3]``: device type and the profiles that shared it, where jobs may share."""
@@ -20,8 +20,9 @@ class Warm:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SharedTime:
-    """Time that two jobs spend on the same devices, summed by pair of profiles; rounds choose the
-    jobs."""
+    """Time that two jobs spend on the same devices, summed by pair of profiles; the rounds decide
+    which jobs of these profiles share.
+    """
 
     profile_a: LongArray
     profile_b: LongArray
@@ -32,13 +33,15 @@ class SharedTime:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PairedTime:
-    """The same time per job: one row for each job, profile of the partner, and device type."""
+    """The same time as `SharedTime`, per job: one row for each job, profile of its partner, and
+    device type.
+    """
 
     job: LongArray
     profile: LongArray
     device_type: LongArray
     amount: FloatArray
-    """Part of its time."""
+    """Part of the job's time."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -49,7 +52,7 @@ class Allocation:
     shares: FloatArray
     """``[job, type]``: part of its time that a job has devices of one type alone."""
     shared: SharedTime | None = None
-    """Time spent two on a device."""
+    """Time that devices are shared by two jobs, by profile."""
     paired: PairedTime | None = None
     """The same time by job."""
     objective: float
@@ -65,7 +68,7 @@ class Allocation:
     def gap(self) -> float:
         """Largest possible distance from the optimum, relative to the bound."""
         if self.objective == self.bound:
-            # Also where there is no job to limit it, and both are infinite.
+            # Also if no job limits it, where both are infinite.
             return 0.0
         scale = max(abs(self.bound), 1e-300)
         return abs(self.bound - self.objective) / scale

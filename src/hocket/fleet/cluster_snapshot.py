@@ -33,23 +33,25 @@ class ClusterSnapshot:
 
     device_types: tuple[str, ...]
     num_devices: LongArray
-    """Devices of each type."""
+    """Number of devices of each type."""
     price_per_hour: FloatArray
-    """Of one device of each type."""
+    """Price of one device of each type."""
     ids: tuple[str, ...]
     """Names of the jobs."""
     steps_per_s: FloatArray
-    """``[job, type]``: of the whole gang; 0 where the job may not or cannot run."""
+    """``[job, type]``: steps per second of the whole gang; 0 if the job may not or cannot run
+    there.
+    """
     gang: LongArray
-    """Devices that each job holds when it runs."""
+    """Number of devices that each job holds while it runs."""
     weight: FloatArray
     """A job of weight 2 gets twice the share."""
     remaining_steps: FloatArray
-    """Infinite where unknown."""
+    """Infinite if unknown."""
     elapsed_s: FloatArray
-    """Since submission."""
+    """Seconds since submission."""
     deadline_s: FloatArray
-    """From now; infinite for none."""
+    """Seconds from now; infinite for none."""
     isolated_s: FloatArray
     """Time that the work done so far would have taken alone on an equal part of the cluster."""
     arrival: LongArray
@@ -62,10 +64,11 @@ class ClusterSnapshot:
     pairs: Pairs | None = None
     """Present where jobs may share devices."""
     last_shares: FloatArray | None = None
-    """Of the answer before this one, for policies that leave running jobs where they are."""
+    """Shares of the previous allocation, for policies that leave running jobs where they are."""
     is_overdue: BoolArray | None = None
-    """Jobs that have long had the time that they said to need: their remaining steps are a guess,
-    and they go before nobody for needing little. None where all keep their word."""
+    """Jobs that have run much longer than they claimed to need. Their remaining steps are a guess,
+    so they get no precedence for needing little. None if there are no such jobs.
+    """
 
     @property
     def num_jobs(self) -> int:

@@ -31,10 +31,13 @@ class Explanation:
     evidence: Mapping[str, Any]
     """Plain data: shares, deficits, free devices, and the jobs that hold suitable devices."""
     estimated_start_s: float | None = None
-    """A moment; None for a job that runs, never starts, or starts later than was looked."""
+    """Expected start; None for a job that runs, never starts, or starts after the end of the
+    forecast.
+    """
     earliest_start_s: float | None = None
-    """Start if the jobs that hold what it waits for turn out to save their work, where that is not
-    known yet; None if that is no earlier."""
+    """Start if the jobs that hold suitable devices turn out to save their work, where that is
+    unknown yet; None if it is not earlier.
+    """
     not_before_s: float | None = None
     """End of the forecast where no start was found; None where a longer one would not help."""
 

@@ -27,9 +27,11 @@ from hocket.fleet.rounds.step import step
 
 MAX_ADDED_DEVICES = 10_000
 _JOBS_IN_TIME = 150_000
-"""Jobs times events that people wait for."""
+"""The forecast stops when events times jobs reach this number; it is then still fast enough for
+interactive use.
+"""
 _JOBS_PER_EVENT = 300
-"""An event costs at least as much as so many jobs."""
+"""Fixed costs of an event, as a number of jobs."""
 _MANY_JOBS = 512
 """Above this many jobs, starts are predicted to half a round."""
 
@@ -322,7 +324,7 @@ class _ForecastRun:
     def _still_to_come(self) -> tuple[BoolArray, BoolArray]:
         """Masks of the jobs that can still start and of those that can still end."""
         rows = self.state.jobs.rows
-        # Jobs that wait for others count once those have ended, which may never happen.
+        # Jobs that wait for other jobs count only once those have ended, which may never happen.
         lives = np.isin(self._numbers, rows["number"][rows["phase"] <= RUNNING])
         starts = lives & self._can_run & np.isnan(self._start_s)
         return starts, lives & self._can_end & np.isnan(self._end_s)

@@ -23,7 +23,7 @@ from hocket.base.arrays import BoolArray, FloatArray, LongArray
 
 ANY_TYPE = -1
 _WORTH = 3.0
-"""Stops that a change must save."""
+"""Number of restarts whose time a change must save."""
 _NEVER = -1.0
 
 
@@ -111,7 +111,9 @@ class _GangChoices:
             time_s = np.where(speed > 0.0, left / speed + stop_s, np.inf)
         self.is_efficient = self._efficient(speed)
         self.burden = self._weights(time_s)[:, None] * np.log(time_s)
-        """``[job, choice]``: the logarithm of the seconds that are left, as often as it counts."""
+        """``[job, choice]``: logarithm of the remaining seconds, times the number of jobs that it
+        delays.
+        """
         self.choice = np.full(len(jobs), -1)
 
     def _efficient(self, speed: FloatArray) -> BoolArray:
@@ -134,7 +136,8 @@ class _GangChoices:
     def begin(self) -> bool:
         """Give every job an efficient gang; False if some jobs do not fit."""
         burden = np.where(self.is_efficient, self.burden, np.nan)
-        # Compared with the mean over device types: a job that gains little takes what is left.
+        # Savings are relative to the mean over device types: a job for which all types are similar
+        # takes what is left.
         saved = (np.nanmean(burden, axis=1)[:, None] - burden) / self.gang
         for _ in range(len(self.choice)):
             fits = self.is_efficient & (self.gang <= self.free[self.device_type])

@@ -22,11 +22,13 @@ from hocket.base.fields import inside, integer, items, located, mapping, number,
 from hocket.base.jsonfile import read_json
 from hocket.fleet.cluster_snapshot import ClusterSnapshot
 
+# Limits against files that would exhaust memory.
 _MAX_JOBS = 1_000_000
 _MAX_DEVICES = 10_000_000
 _MAX_TYPES = 1000
 _MAX_CELLS = 20_000_000
 """Jobs times device types: each is a number in several tables."""
+# Largest number that is accepted.
 _LARGE = 1e15
 _JOB_KEYS = ("gang", "weight", "remaining_steps", "elapsed_s", "deadline_s", "isolated_s", "team")
 

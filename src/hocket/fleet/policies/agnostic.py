@@ -18,6 +18,7 @@ from hocket.fleet.policies.finish_time_fairness import finish_time_fairness
 from hocket.fleet.policies.las import las
 from hocket.fleet.policies.makespan import makespan
 
+# Note on the objective of these policies.
 _SEEN = "as seen by a policy that takes all device types for equal"
 
 

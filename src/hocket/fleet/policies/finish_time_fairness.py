@@ -49,5 +49,5 @@ def _cautious(snapshot: ClusterSnapshot, remaining: FloatArray) -> FloatArray:
 
 def _demands(marks: FloatArray, num_jobs: FloatArray, cap: FloatArray) -> DemandAt:
     alone_s, elapsed_s = marks[:, 0], marks[:, 1]
-    # A job that is too late for a level runs as fast as it can.
+    # A job that is too late for this level runs as fast as it can.
     return level_demand(cap, pace=1.0 / alone_s, drag=elapsed_s / alone_s)

@@ -18,6 +18,7 @@ from hocket.fleet.policies.normalise import per_unit, proportional_steps_per_s
 from hocket.fleet.solve.levels import DemandAt, Demands, LevelProblem, level_demand
 from hocket.fleet.solve.water_filling import climb
 
+# Columns of the marks of a job.
 _TEAM, _TEAM_WEIGHT, _WEIGHT, _GANG, _ARRIVAL = range(5)
 
 

@@ -19,7 +19,7 @@ from hocket.fleet.allocation import Allocation, PairedTime, SharedTime, Warm
 from hocket.fleet.cluster_snapshot import ClusterSnapshot
 from hocket.fleet.policies.normalise import known_remaining_steps, per_unit
 
-# Jobs that a policy leaves where its last answer put them, as long as there are devices.
+# Jobs stay where the last allocation put them, as long as there are devices.
 
 
 def staying_on(snapshot: ClusterSnapshot) -> LongArray:
@@ -41,6 +41,7 @@ def staying_on(snapshot: ClusterSnapshot) -> LongArray:
     return stays_on
 
 
+# Two jobs share a device only if their relative throughputs sum to more than this.
 _WORTH_SHARING = 1.5
 
 
@@ -146,13 +147,13 @@ def _place(
         has_capacity = free >= gang
         fits = can_run[job] & has_capacity
         if not fits.any():
-            # Nobody behind may overtake on a device type that this job waits for.
+            # With strict order, no later job may overtake on a device type that this job waits for.
             if is_strict:
                 free[can_run[job]] = 0
             if not (free if is_strict else has_capacity).any():
                 break
             continue
-        # Of equally fast types, the one with most free devices.
+        # Of equally fast types, the one with the most free devices.
         best = fits & (speed[job] == speed[job][fits].max())
         device_type = int(np.argmax(np.where(best, free, -1)))
         type_of_job[job] = device_type

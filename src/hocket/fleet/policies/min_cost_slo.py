@@ -20,6 +20,7 @@ from hocket.fleet.policies.normalise import known_remaining_steps
 from hocket.fleet.policies.total_throughput import values_per_step
 from hocket.fleet.solve.sums import best_sum, can_serve
 
+# Dropped deadlines that a note names at most.
 _MAX_NAMED = 50
 
 
@@ -50,7 +51,7 @@ def _keep(snapshot: ClusterSnapshot, order: NDArray[np.int64], needs: FloatArray
     while len(order):
         fitting = _longest_fitting(snapshot, kept, order, needs)
         kept[order[:fitting]] = True
-        # The one after the fitting ones is dropped.
+        # The first deadline that does not fit is dropped.
         order = order[fitting + 1 :]
     return kept
 

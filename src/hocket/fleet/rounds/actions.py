@@ -13,6 +13,7 @@ import numpy as np
 
 from hocket.base.arrays import LongArray
 
+# Reasons for which an attempt is stopped; actions store their positions.
 STOP_REASONS = (
     "preempted", "moved", "cancelled", "paused", "device lost", "finished", "failed", "given up",
     "resized", "timed out", "dependency", "drained",

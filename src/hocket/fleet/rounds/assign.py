@@ -27,7 +27,7 @@ def assign(
     held = rows_of(jobs, state.holders)
     made = new_round(state.time_s, jobs, asked, pace, speeds_of(state), state.layout, held)
     play(made)
-    # FIFO solves nothing: a running job has all of its time where it runs.
+    # Under backfill no shares are solved for: a running job has all of its time where it runs.
     if pace.backfills:
         running = np.flatnonzero(jobs.rows["phase"] == RUNNING)
         jobs.shares[:] = 0.0
@@ -50,7 +50,7 @@ def assign(
 
 @lru_cache(maxsize=64)
 def _pace(rules: Rules, keeps_running: bool, keeps_line: bool, backfills: bool) -> Pace:
-    # A rule that is given as a whole number would compile everything once more.
+    # Converted to float: a rule given as an integer would compile the kernels a second time.
     round_s, patience_s = float(rules.round_s), float(rules.patience_rounds * rules.round_s)
     return Pace(
         round_s=round_s,
@@ -92,7 +92,8 @@ def reserve_after_s(state: FleetState, jobs: Jobs) -> float:
     """Wait in seconds after which devices are reserved for a gang: as set in the rules, else two
     rounds or the median job length, whichever is larger."""
     rules, rows = state.rules, jobs.rows
-    # Where all jobs can be stopped, deficits decide; but who is reserved stays so.
+    # If all jobs can be stopped, deficits decide and nothing is reserved; existing reservations are
+    # kept.
     concerns = (rows["preemptible"] <= 0).any() or (rows["reserved_s"] > 0.0).any()
     if rules.mechanism == "gavel" or not concerns:
         return np.inf

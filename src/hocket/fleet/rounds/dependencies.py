@@ -65,7 +65,7 @@ def settle(
     failed: list[int] = []
     while ends:
         number, why = ends.pop()
-        # What a job that ended itself waited for is of no interest any more.
+        # The job has ended, so what it waited for does not matter any more.
         edges = [edge for edge in edges if edge[0] != number]
         for job, needed, condition in [edge for edge in edges if edge[1] == number]:
             edges.remove([job, needed, condition])
