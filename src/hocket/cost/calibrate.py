@@ -96,6 +96,7 @@ def calibrate(profile: Profile, kind: DeviceKind) -> Calibration:
     count = np.array([entry.count for entry in profile.entries], dtype=np.float64)
     spent_s = count * measured_s
     compute_s, memory_s = ideal_s(work, kind)
+    # Ops that neither compute nor move bytes say nothing about rates.
     usable = (measured_s > 0) & ((compute_s > 0) | (memory_s > 0))
     floor_s = _launch_floor_s(measured_s[usable], (compute_s + memory_s)[usable], kind)
     launch_s = kind.launch_s if floor_s is None else floor_s
@@ -140,6 +141,7 @@ def _launch_floor_s(measured_s: FloatArray, best_s: FloatArray, kind: DeviceKind
     """Lower quartile of the times of small ops that are dominated by their launch; None without
     such ops."""
     tiny = (measured_s >= FLOOR_RATIO * best_s) & (best_s <= max(kind.launch_s, 1e-6))
+    # The lower quartile, since some small ops have real work or several launches.
     return float(np.quantile(measured_s[tiny], 0.25, method="lower")) if tiny.any() else None
 
 
@@ -163,11 +165,12 @@ def _best_efficiency(
             for row in compute_part
         ]
     )
-    # Of equal losses the highest efficiencies win: they leave the other side to explain the time.
+    # Of equal losses the highest efficiencies win: the other limit then explains the time.
+    # Rounded, so that equal losses are equal in spite of summation order.
     best = int(np.argmin(np.round(loss, 12)))
     row, column = divmod(best, len(memory))
     predicted_s = np.maximum(compute_part[row], memory_part[column])
-    # What the floor explains says nothing about rates.
+    # Times that the launch floor explains say nothing about rates.
     rated = predicted_s > launch_s
     scale = _total_ratio(predicted_s[rated], measured_s[rated], weight[rated])
     by_compute = compute_part[row] > memory_part[column]
@@ -201,7 +204,8 @@ def _candidates(
         # Evenly over the time of the step, so that what matters most is resolved best.
         steps = np.linspace(0, reached[-1], MAX_CANDIDATES)
         ratios = ratios[np.minimum(np.searchsorted(reached, steps), len(ratios) - 1)]
-    # A side that never limits any op shows only ratios below its efficiency; use the default there.
+    # If this limit never binds, its ratios are only lower bounds of the efficiency: add the
+    # default.
     return np.unique(np.append(ratios, max(default, float(ratios[-1]))))[::-1]
 
 

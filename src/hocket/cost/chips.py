@@ -67,6 +67,7 @@ def _chip(name: str) -> Chip:
     table = dict(RATES["chips"][name])
     base = table.pop("base", None)
     if base is not None:
+        # A chip may inherit the rates of another and change some.
         return replace(_chip(base), name=name, **table)
     rates = {kernel: AttentionRates(**own) for kernel, own in table.pop("attention").items()}
     return Chip(name=name, attention=MappingProxyType(rates), **table)
@@ -80,6 +81,7 @@ MULTIPROCESSORS: Mapping[str, int] = RATES["multiprocessors"]
 
 def chip_of(kind: str, libraries: Libraries = "current") -> Chip:
     """Architecture of a device type, by the first prefix of its name that is listed."""
+    # The order of the table matters: the first prefix that matches decides.
     listed = RATES["architecture"].items()
     name = next((name for start, name in listed if kind.startswith(start)), "unknown")
     return CHIPS["hopper-2023" if name == "hopper" and libraries == "2023" else name]

@@ -59,6 +59,7 @@ def rails_path(cluster: Cluster, ranks: Sequence[int]) -> RingPath:
     counts = {len(own) for own in by_host.values()}
     one = ring_path(cluster, ranks)
     if len(by_host) < 2 or len(counts) != 1 or counts == {1}:
+        # Unequal hosts cannot be rotated against each other.
         return one
     rings = [
         [rank for own in by_host.values() for rank in (*own[first:], *own[:first])]
@@ -74,6 +75,7 @@ def _rings_path(cluster: Cluster, rings: Sequence[Sequence[int]]) -> RingPath:
     crossed = np.concatenate([routes.path(src, dst) for src, dst in pairs])
     load = np.bincount(crossed, minlength=len(routes.channel_names))
     used = load > 0
+    # Each channel is shared by the transfers that cross it in the same step.
     share_bps = float(np.min(routes.channel_bandwidth_bps[used] / load[used]))
     return RingPath(
         latency_s=max(float(routes.latency_s[src, dst]) for src, dst in pairs),

@@ -63,11 +63,13 @@ class Costs:
             return 0.0
         latency_s = float(self.routes.latency_s[src, dst])
         if self.tensor_s is not None:
+            # Stated seconds are per link, so they add up over the links of the route.
             return latency_s + float(self.tensor_s[tensor]) * int(self.routes.hops[src, dst])
         return latency_s + float(self.tensor_bytes[tensor] / self.routes.bandwidth_bps[src, dst])
 
     def channel_capacity(self) -> FloatArray:
         """Capacity of each channel per second."""
+        # With stated times, work is in seconds per link, which a channel does at a rate of 1.
         if self.tensor_s is not None:
             return np.ones_like(self.routes.channel_bandwidth_bps)
         return self.routes.channel_bandwidth_bps

@@ -64,19 +64,22 @@ def _shares(graph: Graph, kind: DeviceKind, costs: Costs, row: int) -> FloatArra
     if kind.is_cpu:
         return np.stack((all_of_it, nothing, all_of_it, all_of_it))
     parts = work_on(graph, kind, costs.settings)
-    # The split of a time that a file states is unknown.
+    # How a time that a file states splits into device and host is unknown.
     is_stated = costs.op_source[row] == TimeSource.FILE
     works = takes_s > 0
+    # Ops of no time must not divide by zero.
     long_s = np.where(works, takes_s, 1.0)
     on_device, on_host = (
         np.where(works, np.minimum(seconds / long_s, 1.0), 0.0)
         for seconds in (np.where(is_stated, takes_s, parts.device_s), parts.host_s)
     )
+    # Thread blocks from a profile are more exact than the estimate from bytes and tiles.
     fill = np.where(np.isfinite(parts.fill), parts.fill, _fill(graph, kind))
     fill = np.where(is_stated, 1.0, fill)
     # The measured slowdown of concurrent kernels is more accurate than the share that each fills.
     is_measured = np.isfinite(parts.beside)
     beside = np.where(is_measured, parts.beside, TIMES_BESIDE)
+    # Fill 0 lets measured kernels always run concurrently, at their measured slowdown.
     return np.stack((on_device, on_host, np.where(is_measured, 0.0, fill), beside))
 
 

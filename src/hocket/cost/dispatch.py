@@ -111,7 +111,7 @@ def measure_host_overhead(device: torch.device) -> HostOverhead:
         losses.append(forward())
         backward()
 
-    # Without the multithreaded engine the recorder sees the ops of the backward pass.
+    # The recorder only sees ops of its own thread, so autograd must not use others.
     with torch.autograd.set_multithreading_enabled(False):
         forward_ops = _recorded(forward)
         losses.append(forward())
@@ -119,6 +119,7 @@ def measure_host_overhead(device: torch.device) -> HostOverhead:
     forward_s = wall_s(forward, device)
     both_s = wall_s(forward_and_backward, device)
     if device.type == "cuda":
+        # On a GPU the ops run asynchronously, so their wall time is the dispatch time.
         return measured_host(both_s / (forward_ops.num_ops + backward_ops.num_ops))
     forward().backward()  # type: ignore[no-untyped-call]
     optimizer = torch.optim.AdamW(parameters, fused=True)
@@ -128,6 +129,7 @@ def measure_host_overhead(device: torch.device) -> HostOverhead:
     work_s = forward_ops.direct_s(device), backward_ops.direct_s(device), fused_s
     return HostOverhead(
         forward_s=max(0.0, (forward_s - work_s[0]) / forward_ops.num_ops),
+        # Noise may make work seem longer than the whole phase.
         backward_s=max(0.0, (both_s - forward_s - work_s[1]) / backward_ops.num_ops),
         optimizer_s=max(0.0, (optimizer_s - work_s[2]) / len(parameters)),
     )

@@ -105,7 +105,7 @@ class Shaped(NamedTuple):
 
 def shaped_work(signature: IntArray, signatures: Sequence[str]) -> ShapedWork:
     """Shape corrections of many ops; ``signature`` indexes ``signatures``, -1 if unknown."""
-    # One more than the signatures, so that -1 reads the last: as its sizes say.
+    # One more entry than signatures: -1 (unknown) selects the last, which corrects nothing.
     found = np.array([*map(shaped, signatures), Shaped()], dtype=np.float64)
     return ShapedWork(*found[signature].T)
 
@@ -139,10 +139,10 @@ def shaped(signature: str) -> Shaped:
     if match[1]:
         flops = _backward_waste(signature, after, before, num_groups, flops)
     if _is_half(signature) and before <= IMAGE_CHANNELS:
-        flops *= 2  # their kernels are no quicker in 16 bits
+        flops *= 2  # their kernels are no faster in 16 bits
     if min(after, before) < TILE_COLUMNS:
         flops *= CONVOLUTION
-    # Other strides than usual are stated: channels last, most likely.
+    # Strides in the signature differ from the default: most likely channels last, without copies.
     if "]{" in signature:
         return Shaped(flops)
     copied = COPIED if window > 1 or _is_half(signature) else POINT_COPIED
@@ -309,6 +309,7 @@ class OpWork:
             for dtype in set(self.dtype[convolves].tolist())
             if peak_flops(kind, "convolution", DTYPES[dtype]) <= vector_flops
         ]
+        # A dtype without matrix units runs on vector units, at the same rate as elementwise ops.
         is_native = convolves & np.isin(self.dtype, native)
         chip = chip_of(kind.name)
         flops, touched, kernels, fill = shaped_work(self.signature, self.signatures)
@@ -361,6 +362,7 @@ def ideal_s(work: OpWork, kind: DeviceKind) -> tuple[FloatArray, FloatArray]:
     """Seconds of arithmetic and of memory traffic at the datasheet's full rates, with shape
     corrections on accelerators."""
     rate = np.full((len(FAMILIES), len(DTYPES)), np.inf)
+    # Only combinations that occur: the datasheet may lack a rate that no op needs.
     for family, dtype in sorted({*zip(work.family.tolist(), work.dtype.tolist(), strict=True)}):
         rate[family, dtype] = peak_flops(kind, FAMILIES[family], DTYPES[dtype])
     shaped = work.shaped_on(kind)
@@ -391,6 +393,7 @@ def _power_limits(seconds: FloatArray, work: OpWork, kind: DeviceKind, fit: Kind
     halves = [DTYPES.index(dtype) for dtype in HALF]
     is_product = (work.family == FAMILIES.index("matmul")) & np.isin(work.dtype, halves)
     measured = {"matmul", *(f"matmul/{dtype}" for dtype in HALF)} & set(fit.efficiency)
+    # Measured rates contain the effect of power already.
     if kind.is_cpu or measured or not is_product.any():
         return np.ones(len(seconds))
     product_s = float(seconds[is_product].sum())

@@ -132,7 +132,7 @@ _NAMES = {
 }
 _TABLE = {name: family for family, text in _NAMES.items() for name in text.split()}
 
-# Ordered: the first that is found in the base name decides.
+# Order matters: the first pattern that is found in the base name decides.
 _PATTERNS = tuple(
     (family, re.compile(pattern))
     for family, pattern in (
@@ -162,13 +162,13 @@ def family_of(kind: str) -> str:
     named = re.sub(r"^<built-in function (\w+)>$", r"\1", kind.strip())
     parts = [part for part in re.split(r"[.:/ (\[]+", named) if part]
     if parts and parts[0].lower() in ("optimizer", "optim"):
-        # Muon multiplies matrices; other updates read and write.
+        # Muon's update multiplies matrices; other updates read and write memory.
         return "matmul" if parts[-1].lower() == "muon" else "optimizer"
     while len(parts) > 1 and parts[0].lower() in _NAMESPACES:
         parts = parts[1:]
     name = parts[0] if parts else ""
     base = name.lower().strip("_")
-    # CamelCase names of module classes read like the functions once split.
+    # Names of module classes in CamelCase are split like function names.
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_")
     for known in (base, _without_endings(base), spaced, _without_endings(spaced)):
         if known in _TABLE:
@@ -196,7 +196,7 @@ def refine(family: IntArray, signature: IntArray, signatures: Sequence[str]) -> 
 
     ``signature`` indexes ``signatures``, -1 if an op has none.
     """
-    # One more than the signatures, so that -1 reads the last: not unaligned.
+    # One more entry than signatures: -1 (unknown) selects the last, which is not unaligned.
     unaligned = np.array([*map(_is_unaligned, signatures), False])
     is_matmul = family == FAMILIES.index("matmul")
     refined: IntArray = np.where(

@@ -84,10 +84,10 @@ def issue_s(
 ) -> FloatArray:
     """Seconds in which the host issues each op; ``op_kind`` indexes ``kinds``."""
     weights = [_issue(kind) for kind in kinds]
-    # An optimizer's ops are alike.
+    # All ops of an optimizer take the host about equally long.
     by_kind = np.array([(*pair, 1.0) for pair in weights]).reshape(-1, 3)
     weight = by_kind[op_kind, op_phase] if len(kinds) else np.ones(len(op_kind))
-    # A CPU does the work itself: what it takes to issue it hardly differs.
+    # A CPU executes the op itself, so dispatch times hardly differ between families.
     return np.asarray(host.by_phase[op_phase] * (weight if host.overlaps else 1.0))
 
 
@@ -108,10 +108,11 @@ def with_host_overhead(kernel_s: FloatArray, host_s: FloatArray, overlaps: bool)
     """
     if not overlaps:
         return kernel_s + host_s
+    # The device is always behind, so it hides the host.
     if host_s.sum() <= kernel_s.sum():
         return kernel_s
-    # Op i ends at max over j <= i of (launch of j + kernels j..i). Two steps in a row reach the
-    # steady state when the host is the slower one; the second is the answer.
+    # Op i ends at max over j <= i of (launch of j + kernels j..i). If the host is slower, two steps
+    # in a row reach the steady state, and the second one is returned.
     kernels, launched = np.tile(kernel_s, 2), np.cumsum(np.tile(host_s, 2))
     work = np.cumsum(kernels)
     ends = work + np.maximum.accumulate(launched - (work - kernels))

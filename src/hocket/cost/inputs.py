@@ -71,6 +71,7 @@ def make_arguments(
 ) -> tuple[Any, dict[str, Any]]:
     """Arguments on ``device`` with which the call can be run."""
     made: dict[int, torch.Tensor] = {}
+    # Backward ops get the results of real forward ops, as masks and statistics must be consistent.
     for forward in _own_forwards(call, program):
         args, kwargs = _real(forward, program, device, generator, made)
         results = flat_results(forward.function(*args, **kwargs))
@@ -122,12 +123,14 @@ def filled(
     layout: TensorLayout, device: torch.device, bound: int, generator: torch.Generator
 ) -> torch.Tensor:
     """Tensor of the given layout with random content; integers are below ``bound``."""
+    # Strided views need memory up to their last element only.
     spans = zip(layout.shape, layout.stride, strict=True)
     num_cells = 1 + sum((extent - 1) * stride for extent, stride in spans)
     num_cells = num_cells if layout.num_elements else 0
     if layout.dtype == torch.bool:
         cells = torch.rand(num_cells, device=device, generator=generator) < 0.9
     elif layout.dtype.is_floating_point or layout.dtype.is_complex:
+        # 8-bit types have no random generator.
         wide = layout.dtype if layout.dtype.itemsize > 1 else torch.float32
         cells = torch.randn(num_cells, dtype=wide, device=device, generator=generator)
         cells = cells.to(layout.dtype)

@@ -52,6 +52,7 @@ def product_loss(
     ``elements`` of the result, ``depth`` of the inner dimension, ``matrix_depth`` of the chip,
     elements of its ``wave``; ``shape`` scales both losses and is fitted by a calibration.
     """
+    # Split-K turns a deep product into several, which fill the device better.
     waves = elements * np.maximum(1.0, depth / SPLIT_DEPTH) / wave
     return (1 + shape * matrix_depth / depth) * (1 + shape * MATRIX_TAIL / waves)
 
@@ -81,6 +82,7 @@ def matrix_losses(
     signature: IntArray, signatures: Sequence[str], chip: Chip, num_multiprocessors: int
 ) -> FloatArray:
     """Time of each op over its arithmetic at the chip's usual rate; 1 for all other ops."""
+    # A wave has as many tiles as the device has multiprocessors.
     wave = MATRIX_WAVE * num_multiprocessors / MULTIPROCESSORS["h200"]
     shapes = np.array([*map(matrix_shape, signatures), MatrixShape()], dtype=np.float64)
     elements, depth, width, sequence, is_backward, is_half, drops = shapes[signature].T
@@ -117,6 +119,7 @@ def matrix_shape(signature: str) -> MatrixShape:
         return MatrixShape()
     shapes = tensor_shapes(signature, HALF)
     if product is not None:
+        # Without 16-bit tensors the product is in float32.
         return _product_shape(shapes or tensor_shapes(signature, ("float32",)), bool(shapes))
     assert attention is not None
     first = 1 if attention[1] else 0

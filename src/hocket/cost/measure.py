@@ -112,6 +112,7 @@ def _with_replayed(
         missing[REPLAYED_STEP] = one_line(error)
         return entries
     finally:
+        # A failed capture may leave memory reserved, which later measurements need.
         torch.cuda.empty_cache()
     if found.alone:
         missing[TWO_STEPS] = found.alone
@@ -142,6 +143,7 @@ def _measure_all(
         if left_s <= 0:
             missing[signature] = OUT_OF_TIME
             continue
+        # Fast ops leave time over, so a slow one may take several times its equal part.
         limit_s = min(left_s, SHARES * left_s / (len(first_op) - number))
         try:
             seconds, workspace_bytes = _measure(
@@ -150,7 +152,7 @@ def _measure_all(
         except TooLargeError as error:
             missing[signature] = f"{OUT_OF_MEMORY}: {error.message}"
             continue
-        # Whatever an op of an unknown model raises, the other measurements must not be lost.
+        # Whatever an op of an unknown model raises, other measurements must not be lost.
         except Exception as error:
             missing[signature] = one_line(error)
             continue
@@ -192,6 +194,7 @@ def _measure(
     if size_bytes > free_bytes:
         needed = format_bytes(size_bytes + _result_bytes(call, program))
         raise TooLargeError(f"needs {needed}, {format_bytes(_free_bytes(device))} are free")
+    # Twice the cache, so that no input is still in it when its turn comes again.
     enough = -(-2 * _cache_bytes(device) // size_bytes)
     num_copies = max(1, min(MAX_COPIES, enough, free_bytes // (2 * size_bytes)))
     calls = []
@@ -224,6 +227,7 @@ def _fused_update(
             maximize=False, is_first_step=False,
         ), num  # fmt: skip
     for state in second:
+        # Second moments are squares, and a negative one would give NaN.
         state.abs_()
     steps = [torch.ones((), dtype=torch.float32, device=device) for _ in range(num)]
     fused = torch._fused_adamw_ if call.function == "optimizer.adamw" else torch._fused_adam_

@@ -120,8 +120,10 @@ def _fitted(ratios: Sequence[float]) -> StepRange:
     prior, total = (low + high) / 2, (high - low) / (2 * _QUANTILE)
     count, mean = len(ratios), math.fsum(ratios) / len(ratios)
     spread = math.fsum((ratio - mean) ** 2 for ratio in ratios)
+    # Bayesian update of the variance: the prior counts as `_PRIOR_RUNS` runs.
     residual = (_PRIOR_RUNS * _RESIDUAL**2 + spread) / (_PRIOR_RUNS + count - 1)
     shift = max(total**2 - _RESIDUAL**2, 0.0)
+    # Shrinkage: the more runs, the more of the mean deviation is attributed to the machine.
     known = shift / (shift + residual / count)
     centre = prior + known * (mean - prior)
     half = _QUANTILE * math.sqrt(residual + (1 - known) * shift)

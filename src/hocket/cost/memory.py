@@ -11,10 +11,10 @@ from hocket.cost.profile import Profile, with_measured_workspace
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
 
-# What PyTorch's CUDA allocator counts for a tensor: its bytes, rounded as the allocator rounds.
+# Bytes that PyTorch's CUDA allocator counts for a tensor.
 #
-# Sizes are multiples of 512 bytes. A block of 10 MiB or more comes from a segment of whole 2 MiB of
-# its own, and a rest of 1 MiB or less is not split off but counted with it. O(tensors), numpy.
+# Sizes are multiples of 512 bytes. A block of 10 MiB or more comes from its own segment of whole 2
+# MiB; a remainder of 1 MiB or less is not split off but counted with the block. O(tensors), numpy.
 
 BLOCK_BYTES = 512
 SEGMENT_BYTES = 2 * 2**20

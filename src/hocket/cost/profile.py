@@ -111,6 +111,7 @@ def merge_profiles(profiles: Sequence[Profile]) -> Profile:
         for entry in profile.entries:
             known = entries.get(entry.signature)
             count = entry.count + (known.count if known else 0)
+            # The first time of a signature counts, but all of its ops.
             entries[entry.signature] = replace(known or entry, count=count)
     return replace(
         first,

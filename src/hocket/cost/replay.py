@@ -68,7 +68,7 @@ def replayed_in_place(graph: Graph, program: Program, device: torch.device) -> R
     try:
         other = CapturedPasses(ReplayedPasses(program, device), device)
         beside = max(1.0, rows_s([one, other], device) / step_s)
-    # A second step may not fit; what one takes is known all the same.
+    # A second step may not fit; the times of the first are known all the same.
     except RuntimeError as error:
         return ReplayedCalls(found, alone=one_line(error))
     return ReplayedCalls({key: each._replace(beside=beside) for key, each in found.items()})
@@ -129,6 +129,7 @@ def _reserve_memory(
     with torch.cuda.stream(stream):
         for _ in range(_WARM):
             passes.run()
+    # The captured graph has memory of its own, so what the warm-up left is released first.
     torch.cuda.synchronize(device)
     needed = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
@@ -150,7 +151,7 @@ class ReplayedPasses:
                     last[tensor] = position
         self._given = _made_up(program, {program.tensors[t].storage for t in last}, device)
         if device.type == "cuda":
-            # Another stream would read numbers of rows before they are there.
+            # Another stream would read index tensors before they are written.
             torch.cuda.synchronize(device)
         kept = {*program.outputs, *program.gradients.values(), *self._given}
         self._dropped: list[list[int]] = [[] for _ in self.ops]
@@ -162,7 +163,7 @@ class ReplayedPasses:
         """Run all calls once, with a callback after each; tensors are freed after their last
         reader."""
         known = dict(self._given)
-        # Some kernels save less where gradients are switched off, and backward calls would miss it.
+        # Some kernels save less without gradients enabled, and backward calls would miss it.
         with torch.enable_grad():
             for call, dropped in zip(self._calls, self._dropped, strict=True):
                 call.perform(known)
@@ -201,6 +202,7 @@ def _index_bounds(program: Program) -> dict[int, int]:
         made = (bounds.get(program.tensors[t].storage) for t in call.outputs if t is not None)
         limits = [bound for bound in (*made, own if own > 1 else None) if bound is not None]
         for tensor in call.reads if limits else ():
+            # Indices may be computed from others: bounds go backward from readers to makers.
             spec = program.tensors[tensor]
             if spec.layout is not None and not spec.layout.dtype.is_floating_point:
                 bounds[spec.storage] = min(*limits, bounds.get(spec.storage, limits[0]))
@@ -223,6 +225,7 @@ def rows_s(rows: Sequence[CapturedPasses], device: torch.device) -> float:
         for row in rows:
             here.wait_stream(row.stream)
 
+    # Other work on the device only lengthens samples, so the shortest one is right.
     return min(launched_ahead_s(launch, _SLEEP_S) for _ in range(_NUM_ROWS)) / _ROW
 
 

@@ -101,6 +101,7 @@ def in_place(
     """
     size = sum(nodes)
     each, rest = divmod(len(kernels), num_replays)
+    # Graphs that draw random numbers have two more kernels per replay.
     if not size or rest or each - size not in (0, _SEEDS):
         raise ValueError(
             f"the trace has {len(kernels)} kernels, {num_replays} replays have {size} each"
@@ -115,6 +116,7 @@ def in_place(
             at += num
             busy_us.setdefault(key, []).append(_covered_us(own))
             fills.setdefault(key, []).append(_mean_fill(own, chip))
+    # The median, because a kernel delayed by another process takes hundreds of times as long.
     busy_s = {key: 1e-6 * statistics.median(each) for key, each in busy_us.items()}
     gap_s = max(0.0, step_s - sum(busy_s[key] for key in keys)) / size
     return {

@@ -69,7 +69,7 @@ def recurrent_ops(graph: Graph) -> NDArray[np.bool_]:
     cuDNN's own."""
     noted = graph.meta.get("recurrent")
     layers = {path for path in noted if isinstance(path, str)} if isinstance(noted, list) else set()
-    # One entry more than modules and kinds, because -1 (unknown) indexes the last one.
+    # One entry more than modules and kinds: -1 (unknown) selects the last.
     is_inside = np.array([*(path in layers for path in graph.modules), False])
     is_own = np.array([*(kind.startswith(_WHOLE_NET) for kind in graph.kinds), False])
     found = is_inside[graph.op_module] | is_own[graph.op_kind]
@@ -103,6 +103,7 @@ def _num_words(signature: str) -> int:
     given = shapes[0]
     if signature.startswith(_WHOLE_LAYER) or len(shapes) == 1:
         return given[0]
+    # Inputs are [time, batch, width] or, with batch_first, [batch, time, width].
     layers, samples, _ = shapes[1]
     return layers * (given[0] if given[1] == samples else given[1])
 
@@ -296,6 +297,7 @@ class _KindCosts:
         op_s = self._device_s(self.fit)
         source = np.full(self.graph.num_ops, TimeSource.MODEL, dtype=np.uint8)
         stated = stated_op_s(self.graph, self.kind)
+        # Times that the graph's file states are final.
         if stated is not None:
             return _OpTimes(stated, np.full_like(source, TimeSource.FILE))
         if self.profile is not None:

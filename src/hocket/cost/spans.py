@@ -31,6 +31,7 @@ def profile_of_spans(
     row = kinds[op_device]
     spent = np.bincount(row, weights=op_s, minlength=len(cluster.kinds))
     chosen = int(np.argmax(spent))
+    # A profile is of one device type, so ops of other types are left out.
     ops: dict[int, list[int]] = {}
     for op in np.flatnonzero(row == chosen).tolist():
         ops.setdefault(int(graph.op_signature[op]), []).append(op)

@@ -50,6 +50,7 @@ def streamed(signature: str) -> tuple[float, float]:
 
 def _elementwise(signature: str) -> float:
     layouts = [(s, strides) for s, strides in tensor_layouts(signature) if prod(s) > 1]
+    # Scalars are no memory traffic, whatever their layout.
     if any(_is_expanded(shape, strides) for shape, strides in layouts):
         return EXPANDED
     if any(strides is not None for _, strides in layouts) or len({s for s, _ in layouts}) > 1:

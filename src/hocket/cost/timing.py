@@ -44,7 +44,7 @@ def call_s(calls: Sequence[Call], device: torch.device, limit_s: float = 60.0) -
     spend seconds on loading kernels and never counts.
     """
     sample = _cuda_sample_s if device.type == "cuda" else _cpu_sample_s
-    # The first call loads kernels and picks algorithms, the second shows how many fit a sample.
+    # The first call loads kernels and picks algorithms; the second shows how many fit a sample.
     first_s = sample(calls[:1], 1)
     if device.type != "cuda" and 2 * first_s > limit_s:
         return first_s
@@ -87,6 +87,7 @@ def launched_ahead_s(launch: Call, sleep_s: float) -> float:
     """Device seconds of work launched on the current CUDA stream while the device sleeps."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     is_ahead, longest_s = False, LONGEST_SLEEP * sleep_s
+    # If the end was reached before everything was launched, the host was too slow: sleep longer.
     while not is_ahead and sleep_s <= longest_s:
         torch.cuda.synchronize()
         torch.cuda._sleep(int(sleep_s * SLEEP_CYCLES_PER_S))  # type: ignore[no-untyped-call]

@@ -95,8 +95,8 @@ def ranking_score(rows: Sequence[MeasuredRun], predicted_s: FloatArray) -> Ranki
     groups: dict[object, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         config = row.config
-        # Releases of a program differ by up to 1.8 times at equal degrees: users cannot choose
-        # them.
+        # Releases of a program differ by up to 1.8 times at equal degrees, and users cannot choose
+        # among them.
         key = (row.model, config.num_devices, config.global_batch, row.cluster, row.release)
         groups[key].append(index)
     several = [np.array(group) for group in groups.values() if len(group) > 1]
@@ -315,6 +315,7 @@ def most_telling(shared: FloatArray, tables: Sequence[str], count: int) -> list[
     left = {table: int(rows * _MAX_SHARE) for table, rows in Counter(tables).items()}
     taken: list[int] = []
     while len(taken) < count:
+        # Expected reduction of the total variance if the run's time were known (Cohn 1996).
         noisy = np.diag(open_variance) + NOISE**2
         gain = (open_variance**2).sum(axis=0) / noisy
         gain[[left[table] == 0 for table in tables]] = -1.0
@@ -512,6 +513,6 @@ def _memory_scores(
         [site_cluster(row.cluster, 8).devices[0].memory_bytes for row in rows], dtype=np.float64
     )
     needed = predict_memory(rows, overheads) / GIVEN_BACK
-    # Computed memory is of no run, which could be a false alarm.
+    # Computed memory belongs to no run, so it cannot cause a false alarm.
     ran = None if overheads is FORMULAS_ONLY else out_of_memory_score(rows, needed, capacity)
     return error_score(errors), ran

@@ -13,6 +13,7 @@ from typing import Any
 from hocket.base import fields as checked
 from hocket.base.units import MOST_BYTES
 
+# Limits against absurd values in files, far above anything real.
 _MAX_SECONDS = 1e15
 _MAX_COUNT = 2**53
 _SECONDS = (
@@ -63,6 +64,7 @@ class Claims:
 
     def also(self, **claims: Any) -> Claims:
         """Return these claims with others added; ``counts`` and ``parts_s`` are merged by key."""
+        # Several planners may add counters to one plan, so these are merged.
         for name in ("counts", "parts_s"):
             if name in claims:
                 claims[name] = {**getattr(self, name), **claims[name]}
@@ -74,6 +76,7 @@ class Claims:
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in stated.items()
+            # A claim of 0 or False is a statement and must stay.
             if value is not None and value != "" and value != () and value != {}
         }
 
@@ -87,6 +90,7 @@ class Claims:
     def summary(self) -> dict[str, Any]:
         """Return claims for ``hocket plan --json``: no predictions, with counts and bound."""
         summary = self.to_data()
+        # These have places of their own in the output.
         for name in ("step_s", "repeated_step_s", "peak_bytes", "parts_s", "certificate"):
             summary.pop(name, None)
         summary |= summary.pop("counts", {})
@@ -111,6 +115,7 @@ def _claim(name: str, value: object, path: str) -> Any:
     if name == "parts_s":
         return {
             key: checked.number(entry, checked.inside(path, key), -_MAX_SECONDS, _MAX_SECONDS)
+            # Parts may be negative: time that overlaps with the next step is subtracted.
             for key, entry in table.items()
         }
     if name == "counts":

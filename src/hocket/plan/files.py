@@ -33,6 +33,7 @@ from hocket.plan.training import TransformerTraining
 PLAN_SCHEMA = "hocket.plan/3"
 MAX_PLAN_BYTES = 2 * 2**30
 _KEYS = ("schema", "generator", "planner", "problem", "sections", "claims", "notes")
+# Fields of `Problem` that files store by name.
 _HOW = ("transfers", "objective", "contiguous", "spare", "seed")
 
 
@@ -71,6 +72,7 @@ def plan_bytes(
     """Return the bytes that `write_plan` writes to ``path``; equal plans give equal bytes."""
     named = None
     if graph_file is not None:
+        # Relative to the plan's folder, so that both files can be moved together.
         named = os.path.relpath(Path(graph_file).resolve(), Path(path).resolve().parent)
     return dump_json(plan_to_data(problem, plan, graph_file=named))
 
@@ -132,6 +134,7 @@ def plan_from_data(data: object, where: str, *, graph_file: str | Path | None = 
             planner=fields.text(content["planner"], "planner"),
             work_hash=problem.work_hash,
             cluster_hash=problem.cluster.content_hash,
+            # In the order of the registry, so that reading and writing keep it.
             sections=tuple(
                 kind.from_data(sections[name], problem)
                 for name, kind in SECTIONS.items()
@@ -197,6 +200,7 @@ def _work(
     reference = fields.record(
         entry["graph"], "problem.work.graph", required=("hash",), optional=("file", "inline")
     )
+    # The plan was made for the graph as it was profiled, so its hash is of that graph.
     profile = settings.get("profile")
     if profile is not None:
         profile = profile_from_dict(profile, f"{path}: costs.profile")
@@ -238,6 +242,7 @@ def _found_again(file: str, content_hash: str, path: Path) -> Graph:
         except InputFileError as error:
             first = first or error
             continue
+        # The named path is never skipped: a wrong hash there is an error that the user must see.
         if place == path.parent / file or graph.content_hash == content_hash:
             return graph
     assert first is not None

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator
 
 BUCKET_BYTES = 25 * 2**20
+"""Size of all buckets but the first: ``bucket_cap_mb`` of DistributedDataParallel."""
 FIRST_BUCKET_BYTES = 2**20
+"""Size of the first bucket of each key."""
 
 
 def fill_buckets(gradients: Iterable[tuple[Hashable, int]]) -> Iterator[list[int]]:
@@ -25,6 +27,7 @@ def fill_buckets(gradients: Iterable[tuple[Hashable, int]]) -> Iterator[list[int
         open_buckets.setdefault(key, []).append(position)
         filled_bytes[key] = filled_bytes.get(key, 0) + num_bytes
         if filled_bytes[key] >= limit_bytes.get(key, FIRST_BUCKET_BYTES):
+            # A gradient is never split, so a bucket may exceed its size.
             yield open_buckets.pop(key)
             filled_bytes[key], limit_bytes[key] = 0, BUCKET_BYTES
     yield from open_buckets.values()

@@ -26,5 +26,6 @@ class Limits:
 
     def allowed(self, name: str, values: list[int]) -> list[int]:
         """Return the values that may be tried for a field: all, or only the fixed one."""
+        # A fixed value outside of the possible ones leaves nothing to try.
         wanted = dict(self.fixed).get(name)
         return values if wanted is None else [value for value in values if value == wanted]

@@ -41,6 +41,7 @@ def make_problem(
         raise unknown_name("transfer mode", str(transfers), TRANSFER_MODES)
     if objective not in OBJECTIVES:
         raise unknown_name("objective", str(objective), OBJECTIVES)
+    # The file's own devices come with its memory model, which counts only the sizes of nodes.
     if on == ON_FILE:
         from hocket.graph.formats.dnn_partitioning import on_file_terms
         from hocket.hardware.stated import stated_cluster
@@ -51,6 +52,7 @@ def make_problem(
         cluster = find_cluster(on)
     if headroom_bytes is not None:
         cluster = cluster.with_headroom(headroom_bytes)
+    # Before the costs, because profiles change workspaces and rounding of sizes.
     graph = as_profiled(graph, cluster, profile)
     costs = estimate_costs(graph, cluster, profile=profile, calibration=calibration)
     return Problem(

@@ -56,6 +56,7 @@ class Plan:
 
     def having(self, *sections: Section) -> Plan:
         """Return the plan with these sections, which replace sections of the same types."""
+        # At most one section of a type.
         kinds = tuple(type(section) for section in sections)
         kept = tuple(section for section in self.sections if not isinstance(section, kinds))
         return replace(self, sections=(*kept, *sections))
@@ -83,6 +84,7 @@ class Plan:
     ) -> Plan:
         """Return the plan with this order; without an order, ops run in graph order."""
         if priority is None and by_device is None:
+            # No order at all means graph order.
             return self.without(Order)
         return self.having(Order(priority=priority, by_device=by_device))
 

@@ -15,6 +15,7 @@ from hocket.hardware.cluster import Cluster
 from hocket.plan.limits import Limits
 from hocket.plan.training import TransformerTraining
 
+# Positions in this tuple are the modes of the compiled engine (`hocket.simulate.instructions`).
 TransferMode = Literal["shared", "queued", "parallel"]
 TRANSFER_MODES: tuple[TransferMode, ...] = ("shared", "queued", "parallel")
 Objective = Literal["latency", "throughput"]

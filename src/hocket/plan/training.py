@@ -44,6 +44,8 @@ class TransformerTraining:
     def content_hash(self) -> str:
         """Hash of shape, batch and program, but not of names and fitted coefficients."""
         data = self.to_data()
+        # Names and fitted times do not change what is trained, so plans stay valid when they
+        # change.
         data["model"] = {k: v for k, v in data["model"].items() if k not in ("name", "source")}
         del data["coefficients"]
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()

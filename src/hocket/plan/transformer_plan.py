@@ -1,4 +1,7 @@
-"""Read access to the plan of a transformer's training, for exports, runs and views."""
+"""Read access to the plan of a transformer's training, for exports, runs and views.
+
+`TransformerPlan` joins a problem and its plan; `plan_stage_costs` computes the costs of its stages.
+"""
 
 from __future__ import annotations
 
@@ -105,6 +108,7 @@ def plan_stage_costs(problem: Problem, parallel: Parallel) -> StageCosts:
     kind_of = {device.name: device.kind.name for device in problem.cluster.devices}
     kinds = tuple(kind_of[names[0]] for names in parallel.rank_devices)
     cluster = problem.cluster
+    # With one device type, the network is that of this type alone.
     if len(set(kinds)) == 1:
         cluster = cluster_of_kind(cluster, kinds[0])
     config = replace(parallel.config, layers=parallel.layers)
@@ -127,6 +131,7 @@ def rank_memory_violations(
     """Yield pipeline ranks whose peak exceeds the memory of their smallest device."""
     capacity = {device.name: device.memory_bytes for device in divided.cluster.devices}
     for rank, (names, peak) in enumerate(zip(divided.devices, peak_bytes, strict=True)):
+        # All devices of a rank hold equally much, so the smallest one decides.
         name = min(names, key=lambda name: capacity[name])
         if peak > capacity[name]:
             lacking = (peak - capacity[name]) / 2**30

@@ -44,6 +44,7 @@ def structure_violations(plan: Plan, problem: Problem) -> Iterator[Violation]:
     for section in plan.named().values():
         wrong = list(section.verify(problem, plan))
         yield from wrong
+        # Later sections index ops and devices by these, so they cannot be checked.
         if any(
             violation.rule in ("placed", "parallel", "devices", "layers") for violation in wrong
         ):
@@ -58,8 +59,8 @@ def contiguity_violations(device_of: IntArray, problem: Problem) -> Iterator[Vio
     inner = is_forward[src] & is_forward[dst]
     pairs = list(zip(src[inner].tolist(), dst[inner].tolist(), strict=True))
     device = device_of.tolist()
-    # Per op, the devices (as bits) that some path to it has left. Edges come by their reader, so
-    # all that is known of a producer is known before it is asked for.
+    # Per op, the devices (as bits) that some path to it has left. Edges are sorted by reader, so
+    # the entry of a producer is complete before it is read.
     left = [0] * graph.num_ops
     found: set[int] = set()
     for producer, reader in pairs:
@@ -78,6 +79,7 @@ def _identity(plan: Plan, problem: Problem) -> Iterator[Violation]:
         ("graph" if isinstance(work, Graph) else "training", plan.work_hash, problem.work_hash),
         ("cluster", plan.cluster_hash, problem.cluster.content_hash),
     ):
+        # Plans without hashes are made by planners, not read from files.
         if planned and planned != actual:
             yield Violation(
                 "identity",

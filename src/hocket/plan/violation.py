@@ -1,4 +1,4 @@
-"""The type of a broken rule of a plan."""
+"""The type of a violated rule of a plan."""
 
 from __future__ import annotations
 

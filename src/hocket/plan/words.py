@@ -53,6 +53,7 @@ def _strategy(parallel: Parallel) -> str:
     parts = [f"{how},", _samples(replicas), "samples on", _places(replicas)]
     split = [r for r in replicas if len(r.microbatches) > 1]
     text = " ".join(parts)
+    # Replicas of one microbatch need no further words.
     if not split:
         return text
     if len({_sizes(r) for r in replicas}) == 1:

@@ -101,7 +101,7 @@ def _layer(
     """Bytes that one layer saves, ``[tensor, sequence_parallel, plain or selective]``."""
     dropout = float(model.dropout)
     # Inputs of both norms, inputs of attention and of each active MLP; masks of both residuals.
-    # What 8-bit products keep of their inputs is 8 bits wide.
+    # 8-bit products save their inputs in 8 bits.
     product = 1 if software.dtype == "float8" else _ELEMENT
     whole = (_ELEMENT * 2 + product * (1 + routes) + 2 * dropout) * shape.whole
     if routed:

@@ -82,6 +82,8 @@ class _Runs:
         for position in range(len(NAMES)):
             step = np.zeros(len(NAMES))
             step[position] = _SMALL
+            # Forward differences: one more evaluation per coefficient is enough for a nearly linear
+            # step.
             higher = self.log_errors(_coefficients(logarithms + step))
             found[:, position] = (higher - here) / _SMALL
         return found
@@ -130,6 +132,7 @@ def _most_likely(timed: _Runs, shared: FloatArray, noise: float) -> tuple[FloatA
     weights: FloatArray = np.zeros(len(shared))
     for _ in range(_NUM_ROUNDS):
         slopes = timed.slopes(logarithms)
+        # Errors at coefficients 1, extrapolated along the slopes.
         errors = timed.log_errors(_coefficients(logarithms)) - slopes @ logarithms
         scaled = slopes * spread
         weights = _robust_weights(scaled @ scaled.T + shared, errors, noise)
@@ -146,6 +149,7 @@ def _robust_weights(covariance: FloatArray, errors: FloatArray, noise: float) ->
         weights = np.asarray(np.linalg.solve(covariance + np.diag(variance), -errors), np.float64)
         # Unexplained part of each run, in multiples of the noise.
         left = np.abs(variance * weights) / noise
+        # Soft L1: far beyond the noise, trust falls in proportion to the deviation.
         trust = 1 / np.sqrt(1 + (left / OUTLIER) ** 2)
     return weights
 

@@ -15,6 +15,7 @@ from hocket.base.jsonfile import dump_json, read_json
 
 COEFFICIENTS_SCHEMA = "hocket.parallel-coefficients/1"
 MAX_FILE_BYTES = 1_000_000
+# Values outside this range come from errors in the runs, not from hardware.
 MIN_COEFFICIENT, MAX_COEFFICIENT = 1e-3, 1e3
 SIMULATED = "simulated steps"
 """First words of ``source`` for coefficients that were fitted to simulated steps only."""

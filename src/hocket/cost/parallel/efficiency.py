@@ -115,6 +115,7 @@ def matrix_s(
     in_16_bits: bool = False,
 ) -> FloatArray:
     """Seconds of the product of matrices ``rows`` x ``depth`` and ``depth`` x ``columns``."""
+    # Peak and fraction of the program's dtype, unless the product stays in 16 bits.
     best_flops = setting.token_flops * setting.token_share
     if not in_16_bits:
         best_flops = setting.peak_flops * setting.matrix_share
@@ -142,6 +143,7 @@ def attention_s(flops: FloatArray, setting: Setting) -> tuple[FloatArray, FloatA
         attention_loss(width, setting.sequence, setting.flash_width_half, half)
         for half in (setting.flash_forward_half, setting.flash_backward_half)
     )
+    # A causal mask removes half of the scores.
     flash_s = 0.5 * peak_s * slow / setting.flash_forward
     back_s = 2.5 * 0.5 * peak_s * slow_back / setting.flash_backward
     is_flash = setting.is_flash > 0
@@ -157,5 +159,6 @@ def softly_longer(one: FloatArray, other: FloatArray) -> FloatArray:
     """Smooth maximum of two overlapping times: slightly longer than the longer one."""
     power = CONSTANTS.softness
     longer, shorter = np.maximum(one, other), np.minimum(one, other)
+    # A p-norm: for very different times the longer one, for equal ones a little more.
     ratio = np.divide(shorter, longer, out=np.zeros_like(longer), where=longer > 0)
     return np.asarray(longer * (1 + ratio**power) ** (1 / power))

@@ -24,6 +24,7 @@ def in_flight_chunks(
     """Largest number of chunks that a pipeline rank holds at once, given enough microbatches."""
     after = pipeline - 1 - rank
     if schedule in ("gpipe", "looped-bfs"):
+        # All microbatches are held; callers take the minimum with their number.
         return np.full(np.broadcast(pipeline, chunks, rank).shape, np.inf)
     if schedule in ("1f1b", "interleaved"):
         # With one chunk, interleaving is plain 1F1B; with more, a rank runs one more round ahead.
@@ -34,4 +35,5 @@ def in_flight_chunks(
         "zb-v": 2 * pipeline,
         "dualpipe-v": 2 * pipeline + 1,
     }[schedule]
+    # Adding zeros broadcasts the result to the shape of all arguments.
     return held + 0 * (chunks + rank)

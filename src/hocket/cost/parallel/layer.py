@@ -196,7 +196,7 @@ def _experts_s(setting: Setting, slices: LayerSlices) -> FloatArray:
     tokens = _tokens(setting, slices)
     rows = tokens * np.maximum(setting.expert_active, 1)
     loss = 1 + CONSTANTS.expert_rows / (rows * slices.expert / setting.expert_count)
-    # With few rows per expert, reading the weights of all experts takes longer than the products.
+    # With few rows per expert, reading the weights of all experts takes longer than their products.
     held = expert_parameters(setting, slices.tensor, slices.expert)
     sparse = np.maximum(setting.sparse_share, 1 / setting.layers)
     read_s = memory_s(ACTIVATION_BYTES * held / sparse, setting)
@@ -313,10 +313,10 @@ def _stretch(device_s: FloatArray, setting: Setting, slices: LayerSlices) -> Flo
     )
     per_pass = np.where(setting.is_flash > 0, CONSTANTS.flash_host_s, CONSTANTS.host_s)
     per_pass = per_pass * (1 + CONSTANTS.unfused_host * _is_unfused(setting, slices))
-    # Ranks of a group that share a host share its CPUs too.
+    # Ranks on one host share its CPUs, so launches slow each other down.
     beside = np.minimum(slices.tensor, setting.devices_per_host) - 1
     per_pass = per_pass * (1 + CONSTANTS.host_tensor * beside)
-    # Saving and restoring the state of random numbers is as much work again for the host.
+    # With full recomputation the host also saves and restores the state of random numbers.
     num_launched = num_passes + (slices.recompute == FULL)
     # Two products forward, and two for each of their gradients.
     launched_s = 2 * (num_passes + 1) * CONSTANTS.expert_launch_s
@@ -336,7 +336,7 @@ def _ends(setting: Setting, slices: LayerSlices) -> tuple[FloatArray, FloatArray
     words = setting.vocabulary / slices.tensor
     added_s = accumulation_s(words * hidden, setting)
     first = memory_s(10 * tokens * hidden / _copies(slices), setting) + reduce_s + added_s
-    # The output layer stays in 16 bits where the others are computed in 8.
+    # The output layer stays in 16 bits even if the others are computed in 8.
     product = matrix_s(tokens, words, hidden, setting, in_16_bits=True)
     # Logits are turned to 32 bits, and the loss passes over them several times.
     passes, passes_back = (

@@ -89,6 +89,7 @@ def read_runs(
     runs = []
     for number_of_row, record in enumerate(read_records(path), start=1):
         with located(f"{path}, row {number_of_row}"):
+            # csv marks too many cells by the key None, too few by the value None.
             if None in record or None in record.values():
                 raise InputFileError(
                     "has another number of cells than the header",
@@ -110,8 +111,8 @@ def read_records(path: Path) -> list[dict[str, str]]:
             )
         try:
             lines = content.decode("utf-8-sig").splitlines(keepends=True)
-            # Some headers begin with "# " themselves, so only lines that state a source are
-            # comments.
+            # Some headers begin with "# " themselves, so only lines that state a source or a note
+            # are comments.
             reader = csv.DictReader(
                 line for line in lines if not line.startswith(("# source", "# note"))
             )
@@ -180,6 +181,7 @@ def _config(cells: Mapping[str, Any]) -> ParallelConfig:
     config = config_from_data(
         {"schedule": order, "layers": cells.get("stages"), **stated}, "the parallel config"
     )
+    # Uneven batches are refused, because the formulas assume equal microbatches.
     if config.global_batch % (config.data * config.microbatch):
         raise wrong("global_batch", config.global_batch, "a multiple of data x microbatch")
     if cells.get("num_devices", config.num_devices) != config.num_devices:

@@ -46,7 +46,7 @@ def memory(
     share = configs.microbatch / configs.context
     layer, excess, working, embedding, logits = (share * b for b in _kept_bytes(tables, configs))
     count = configs.global_batch // (configs.microbatch * configs.data)
-    # In a pipeline, the next rank may have only layers with experts.
+    # In a pipeline, the next rank may have only layers with experts, so no dense layer is credited.
     excess = np.where(configs.pipeline > 1, np.minimum(excess, 0.0), excess)
     first_held = np.minimum(count, first_held)
     last_edge = logits * np.minimum(count, logits_held)
@@ -59,6 +59,7 @@ def memory(
     state_factor, factor = overheads.state_factor, overheads.activation_factor
     first = state_factor * first_state + factor * (first_kept + first_edge)
     last = state_factor * last_state + factor * (last_kept + last_edge)
+    # One rank has both ends of the model in a V, or without a pipeline.
     fullest = np.where(both, first, np.maximum(first, last))
     return np.asarray(overheads.constant_bytes + fullest + factor * working, np.float64)
 
@@ -107,7 +108,8 @@ class _RankState:
         own = self.own
         routed_bytes = own.routed * own.per_routed
         more = self.more_if_dense * own.per_parameter - routed_bytes
-        # In a pipeline, the next rank may have only experts: the heavier layer is counted.
+        # In a pipeline the next rank may have only layers with experts: the heavier type is
+        # counted.
         more = np.where(self.is_pipeline, np.maximum(more, 0.0), more)
         largest = self.layer + own.routed
         dense = self.layer + self.more_if_dense

@@ -55,6 +55,7 @@ def _fields(text: str) -> Mapping[str, Any]:
     if name not in OPTIONS:
         raise unknown_name("option of a program", name[:60], OPTIONS)
     option = OPTIONS[name]
+    # An option with values needs one, and an option without takes none.
     if bool(equals) != bool(option.values):
         expected = f"{name}={option.values}" if option.values else name
         raise UsageError(f"cannot read {text[:60]!r}", hint=f"write {expected}")

@@ -51,7 +51,8 @@ def fit_overheads(
     from scipy.optimize import lsq_linear
 
     measured = np.asarray(measured_bytes, dtype=np.float64)
-    # Columns differ by ten orders of magnitude: the solver is given figures near one.
+    # Columns differ by ten orders of magnitude, so they are scaled to values near one for the
+    # solver.
     scale = np.asarray(_SPREAD)
     rows = np.column_stack([np.ones_like(measured), state_bytes, activation_bytes])
     rows = rows / measured[:, None] * scale / _NOISE
@@ -60,6 +61,7 @@ def fit_overheads(
     solution = np.divide(prior, scale)
     for _ in range(_NUM_ROUNDS):
         off = (rows @ solution - 1 / _NOISE) / _OUTLIER
+        # Soft L1 weights, applied to both sides of the equation.
         weight = (1 + off**2) ** -0.25
         matrix = np.vstack([rows * weight[:, None], np.eye(len(scale))])
         target = np.concatenate([weight / _NOISE, np.divide(prior, scale)])

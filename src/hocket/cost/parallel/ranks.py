@@ -58,7 +58,7 @@ def rank_times(setting: Setting, degrees: Degrees) -> RankTimes:
         part_once, part_each = _collectives_s(
             parameters, RankGroup(shards, group.stride), setting, degrees
         )
-        # Ranks that hold the same shard (HSDP) all-reduce its gradients among them.
+        # Ranks that hold the same shard (HSDP) all-reduce its gradients among themselves.
         same = RankGroup(group.num_ranks / shards, group.stride * shards)
         same_s = all_reduce_s(parameters / shards * setting.sent_gradient_bytes, same, setting)
         once = once + part_once + np.where(degrees.zero > 0, same_s, 0.0)
@@ -96,7 +96,7 @@ def _parameters(setting: Setting, degrees: Degrees) -> tuple[FloatArray, FloatAr
     ends, middle = ends_and_middle(setting.layers, degrees.pipeline)
     words = setting.vocabulary * setting.hidden / degrees.tensor
     at_ends = np.where((degrees.pipeline == 1) & (setting.is_tied == 0), 2, 1) * words
-    # Beyond the replicas, experts are sharded over tensor-parallel ranks as well.
+    # If there are more expert ranks than replicas, experts are sharded over tensor ranks as well.
     expert = np.minimum(degrees.expert, degrees.data * degrees.context)
     every = layer_parameters(setting, degrees.tensor, expert)
     experts = expert_parameters(setting, degrees.tensor, expert)
@@ -118,6 +118,7 @@ def _collectives_s(
     scatter_s = all_gather_s(gradient_bytes, group, setting)
     gather_s = all_gather_s(weight_bytes, group, setting)
     passes_s = 2 * gather_s + scatter_s
+    # Tensor by tensor, only one network adapter per host is busy at a time.
     alone_bps = setting.between_bps * CONSTANTS.gather_share / setting.coefficients.network
     slow_s = (2 * weight_bytes + gradient_bytes) / alone_bps * (group.num_ranks > 1)
     is_slow = (setting.gathers_by_tensor > 0) & ~group.is_inside(setting)

@@ -41,6 +41,7 @@ def places(model: Transformer, software: Software, configs: ParallelConfigs) -> 
     settings = (configs.recompute, configs.zero, int(software.dtype == "float8"))
     columns = [np.log2(value) for value in (*sizes, *degrees)]
     columns += [np.asarray(value, dtype=np.float64) for value in settings]
+    # The last array only broadcasts the others to one entry per config.
     found = np.stack(np.broadcast_arrays(*columns, configs.zero)[:-1], axis=1)
     return np.asarray(found, dtype=np.float64)
 
@@ -65,7 +66,7 @@ def similarity(
 ) -> FloatArray:
     """[run, other run]: correlation of the unexplained errors of two runs, between 0 and 1."""
     doublings = np.zeros((len(one), len(other)))
-    # Coordinate by coordinate: less than half the time of all differences at once.
+    # Coordinate by coordinate, which takes less than half the time of all differences at once.
     for here, there in zip(one.T, other.T, strict=True):
         doublings += np.abs(here[:, None] - there)
     doublings += np.where(is_same_program, 0.0, OTHER_PROGRAM)

@@ -66,6 +66,7 @@ def stage_times(
     last = times.logits_s + times.logits_backward_s
     longest, layers = _longest(times, pipeline, ends, middle)
     constant_s = CONSTANTS.microbatch_s
+    # Each device boundary adds the host's constant time once.
     total_s = setting.layers * times.total_s + first + last + (pipeline - 1) * constant_s
     send_s = boundary_s(setting, slices, crosses_hosts) * (pipeline > 1)
     fill_s = _fill_s(times, setting, pipeline, total_s - longest) + 2 * (pipeline - 1) * send_s
@@ -107,6 +108,7 @@ def _fill_s(
     back, weight = share * times.input_gradient_s, share * times.weight_gradient_s
     waits = pipeline - 1
     uneven = _uneven_s(times, setting, pipeline)
+    # All patterns need one shape to be stacked.
     flush = np.broadcast_to(others_s, forward.shape)
     return np.stack(
         [

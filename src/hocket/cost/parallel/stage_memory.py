@@ -59,7 +59,7 @@ def stage_memory(
     pipeline, chunks = np.full_like(rank, config.pipeline), np.array(float(config.chunks))
     held = in_flight_chunks(config.schedule, pipeline, chunks, rank) / chunks
     num_microbatches = np.minimum(config.num_microbatches, held)
-    # Where the backward pass follows at once, the logits of one microbatch are held at a time.
+    # If the backward pass follows at once, the logits of only one microbatch are held at a time.
     num_logits = np.where(np.isinf(held), config.num_microbatches, 1)
     held_bytes = stages.total(saved) * num_microbatches + stages.total(logits) * num_logits
     return StageMemory(
@@ -131,7 +131,7 @@ def _state_bytes(
     live = own.live * stages.larger(dense, sparse + own.routed)
     found = stages.total(state) + stages.largest(live)
     if stages.ranks[0] == stages.ranks[-1]:
-        # A tied output layer on the embedding's device is no copy of it.
+        # A tied output layer on the embedding's device needs no copy of the matrix.
         counted = 0.0 if len(stages.ranks) == 1 else tables.last[tensor]
         found[stages.ranks[0]] += (tables.untied[tensor] - counted) * own.per_parameter.item()
     return found

@@ -49,6 +49,7 @@ def stage_costs(
     forward, input_gradient, weight_gradient, embedding, logits, logits_back, each, _ = (
         factor * np.array([times[kind_of_rank[rank].name] for rank in ranks]).T
     )
+    # Half of the output layer's backward pass are gradients of its input, half of its weights.
     back = is_last * logits_back / 2
     forward = layers * forward + is_first * embedding / 2 + is_last * logits
     input_gradient = layers * input_gradient + is_first * embedding / 2 + back + each

@@ -39,7 +39,7 @@ def state_tables(model: Transformer, max_tensor: int) -> StateTables:
     """Parameters of one device for every tensor degree up to ``max_tensor``."""
     tensor = np.maximum(np.arange(max_tensor + 1, dtype=np.float64), 1.0)
     own, norm = model.attention, norm_parameters(model)
-    # Heads of keys and values are copied where tensor-parallel ranks outnumber them.
+    # If tensor-parallel ranks outnumber heads of keys and values, these are replicated.
     key_share = np.maximum(1 / tensor, 1 / model.kv_heads)
     columns = own.query_width / tensor + own.up_width * key_share
     attention = own.query_rank * own.query_width / tensor + own.key_rank * own.up_width * key_share

@@ -60,6 +60,7 @@ def distinct(columns: Mapping[str, NDArray[Any]]) -> tuple[dict[str, FloatArray]
     code: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
     values = {name: np.unique(column) for name, column in columns.items()}
     for name, column in columns.items():
+        # Combinations are numbered in mixed radix, one digit per column.
         code = code * len(values[name]) + np.searchsorted(values[name], column)
     found, index = np.unique(code, return_inverse=True)
     places = np.unravel_index(found, [len(own) for own in values.values()])
@@ -110,7 +111,8 @@ class Times:
         beside_s = np.maximum(beside_s - (each_s - left_each_s), 0.0) / configs.chunks
         # With one chunk, the next microbatch waits for the transfer.
         sent_s = np.where(configs.chunks > 1, exposed_s(exchange_s, beside_s), exchange_s)
-        # Work hides one thing at a time: collectives and transfers of a microbatch, or of the step.
+        # Work hides one thing at a time: collectives and transfers of a microbatch, or those of the
+        # step.
         taken_s = each_s + configs.chunks * (exchange_s - sent_s)
         rounds = hiding_rounds(configs.pipeline, configs.chunks, self.count)
         left_s = rounds * np.maximum(hidden_s - taken_s, 0.0)
@@ -143,7 +145,7 @@ class Times:
         pattern, stage, fill_s = _PATTERN[self.configs.schedule], self.stage, self.stages.fill_s
         others = self.configs.pipeline - 1
         flush_s = (fill_s[FLUSH, stage] + others * each_s) / self.configs.chunks
-        # Few microbatches have too few weight gradients to fill the wait.
+        # With few microbatches there are too few weight gradients to fill the wait.
         enough = np.maximum(np.array(DEPTH)[pattern] * self.configs.pipeline, 1)
         filled = np.minimum(1.0, count / enough)
         split_s = filled * fill_s[pattern, stage] + (1 - filled) * fill_s[SCARCE, stage]

@@ -86,7 +86,7 @@ def _collective_s(
     size_bytes: FloatArray, group: RankGroup, setting: Setting, starts: float
 ) -> FloatArray:
     ranks, coefficients = group.num_ranks, setting.coefficients
-    # Few ranks attain a smaller fraction of the links inside a host.
+    # Few ranks attain a smaller fraction of the bandwidth inside a host.
     inside_share = CONSTANTS.inside_share * ranks / (ranks + CONSTANTS.inside_ranks)
     inside_bps = setting.inside_bps * inside_share / coefficients.tensor
     between_share = CONSTANTS.between_share * group.per_host(setting) / coefficients.network
@@ -100,5 +100,6 @@ def _start_s(group: RankGroup, setting: Setting) -> FloatArray:
     near = np.minimum(group.num_ranks, group.per_host(setting))
     num_hosts = group.num_ranks / near
     near_s = near * (CONSTANTS.hop_s + setting.inside_latency_s)
+    # A tree over hosts: there and back, hence twice the logarithm.
     far_s = 2 * np.log2(num_hosts) * (CONSTANTS.far_hop_s + setting.between_latency_s)
     return setting.coefficients.latency * (CONSTANTS.start_s + near_s + far_s)

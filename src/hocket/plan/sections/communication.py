@@ -84,6 +84,7 @@ class Communication(Section):
         it."""
         links = {link.name: link for link in cluster.links}
         return min(
+            # Whole bytes per second keep the rate an exact fraction.
             round(links[name].bandwidth_bps) / load
             for (name, _), load in self.loads(cluster).items()
         )
@@ -112,6 +113,7 @@ class Communication(Section):
 
     def to_data(self) -> dict[str, Any]:
         """The section as plain data."""
+        # Sends are listed once and referred to by number, since trees share most of them.
         routes: dict[Send, int] = {}
         for tree in self.trees:
             for send in (*tree.reduce, *tree.broadcast):
@@ -200,12 +202,13 @@ def _run(section: Communication, tree: Tree, where: str) -> None:
     for send in tree.reduce:
         if held[send.src] & held[send.dst]:
             raise CheckError(
+                # The same contribution twice would be counted twice in the sum.
                 f"{send.src} adds to {send.dst} what it already has of "
                 f"{', '.join(sorted(held[send.src] & held[send.dst]))}",
                 where=where,
             )
         held[send.dst] |= held[send.src]
-        # What was passed on is spent: sending it again would add it twice.
+        # A contribution that was passed on must not be sent again, or it would be added twice.
         held[send.src] = frozenset()
     if reduces and held[tree.root] != everyone:
         missing = ", ".join(sorted(everyone - held[tree.root]))
@@ -221,6 +224,7 @@ def _run(section: Communication, tree: Tree, where: str) -> None:
         lacking = sorted(rank for rank in section.ranks if held[rank] != complete)
         if lacking:
             raise CheckError(f"{', '.join(lacking)} never get it", where=where)
+    # After a reduce, only the root needs the result.
     elif tree.broadcast:
         raise CheckError(f"a {section.collective} broadcasts nothing", where=where)
 
@@ -272,6 +276,7 @@ def _tree(item: object, path: str, routes: list[Send]) -> Tree:
 def _fraction(value: object, path: str) -> Fraction:
     text = fields.text(value, path)
     above, _, below = text.partition("/")
+    # The length is limited because parsing huge integers takes quadratic time.
     if len(text) > 2000 or not above.isdecimal() or not (below or "1").isdecimal():
         raise InputFileError(f"{path}: {text[:50]!r} is no fraction", hint="write it like '3/16'")
     if int(below or "1") == 0:

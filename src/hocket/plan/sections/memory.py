@@ -190,6 +190,7 @@ class Memory(Section):
                 known.add(module)
                 module = module.rpartition(".")[0]
         for block in self.blocks:
+            # Later blocks of one module have a count appended.
             first, _, count = block.name.rpartition(":")
             if block.name not in known and not (first in known and count.isdigit()):
                 yield Violation("memory", f"block {block.name!r} is no module of {graph.name}")
@@ -198,6 +199,7 @@ class Memory(Section):
         end = 0
         for block in self.blocks:
             if not end <= block.start <= block.stop <= graph.num_ops:
+                # Blocks may leave gaps, but must not overlap.
                 yield Violation(
                     "memory",
                     f"block {block.name!r} has ops {block.start} to {block.stop}; blocks follow "

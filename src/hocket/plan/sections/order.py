@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
 
+# Infinity is the simulator's mark for undecided positions, so files may not contain it.
 _LARGEST = float(np.finfo(np.float64).max)
 
 
@@ -73,6 +74,7 @@ class Order(Section):
         if priority is not None and (len(priority) != num_ops or np.any(np.isnan(priority))):
             yield Violation("order", "priorities must be one number per op")
         if self.by_device is not None:
+            # A cycle can only be looked for in lists that name each op once.
             wrong = list(_not_once(self.by_device, placement.device_of, problem))
             yield from wrong or _precedence(self.by_device, problem)
 

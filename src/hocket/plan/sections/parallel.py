@@ -191,6 +191,8 @@ class Parallel(Section):
         """True if replicas are waves over the same devices, each rotated by one device more than
         the one before, so that every device runs every partition in turn."""
         first = self.replicas[0].devices if self.replicas else ()
+        # The exact form that the round-robin waves have; anything else would share devices by
+        # mistake.
         return (
             len(first) > 1
             and len(self.replicas) == len(first)
@@ -269,6 +271,7 @@ class Parallel(Section):
         if plan.get(Placement) is not None:
             yield Violation("parallel", "the plan places the ops of a batch that it splits")
         yield from self._violations(problem)
+        # An empty claim is allowed: not every plan is simulated.
         if self.layers is not None and len(plan.claims.peak_bytes) not in (
             0, self.num_stages(self.replicas[0]),
         ):  # fmt: skip
@@ -284,6 +287,7 @@ class Parallel(Section):
             if name not in known:
                 message = f"{problem.cluster.name} has no device {name!r}"
                 yield Violation("devices", message, device=name)
+            # Only round-robin waves may use one device in several replicas.
             elif count > 1 and not self.is_round_robin:
                 yield Violation("devices", f"device {name!r} is in two stages", device=name)
         for replica in self.replicas:
@@ -313,6 +317,7 @@ class Parallel(Section):
     def _graph_violations(self, graph: Graph) -> Iterator[Violation]:
         for replica in self.replicas:
             yield from _cut_violations(replica, self.num_stages(replica), graph.num_ops)
+            # Split backward passes read saved tensors in both halves.
             if self.schedule in SPLIT and replica.recomputed:
                 message = f"{self.schedule} reads saved tensors twice; they are recomputed once"
                 yield Violation("parallel", message)

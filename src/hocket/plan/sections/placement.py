@@ -1,4 +1,7 @@
-"""The placement section: the device that runs each op."""
+"""The placement section: the device that runs each op.
+
+Every op must be on an existing device that can run it, and ops of one group on one device.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,7 @@ class Placement(Section):
     def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
         """Check that every op is on a device that can run it, with its group. O(ops)."""
         wrong = list(self.wrong_devices(problem))
+        # Ops on missing devices would make the check of groups fail.
         yield from wrong or self._groups_apart(problem)
 
     def wrong_devices(self, problem: Problem) -> Iterator[Violation]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
 
+# At least one 32-bit element per slice.
 _LEAST_BYTES = 4
 _MAX_BYTES = 2**40
 
@@ -58,6 +59,7 @@ class Priority(Section):
 
 def takes_priority(parallel: Parallel) -> bool:
     """Return True if a parallel section allows to send gradients in a planned order."""
+    # The prioritized exchange is implemented only for replicas of one device and one microbatch.
     return (
         len(parallel.replicas) > 1
         and not parallel.sharded

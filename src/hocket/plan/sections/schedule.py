@@ -149,7 +149,7 @@ def round_order(count: int, warm_up: LongArray, weight_lag: LongArray | None = N
     the last ``count`` are weight gradients, which come that many rounds after their pass.
     """
     number = np.arange(count)
-    # Three slots per round: the forward, the backward and the gradient of the weights.
+    # Three slots per round: the forward pass, the backward pass and the weight gradient.
     keys = [3 * (number - warm_up[:, None]), np.tile(3 * number + 1, (len(warm_up), 1))]
     if weight_lag is not None:
         keys.append(3 * (number + weight_lag[:, None]) + 2)
@@ -191,6 +191,7 @@ def wrong_actions(schedule: Schedule) -> Iterator[Violation]:
         ("stage", stage, schedule.num_stages),
         ("microbatch", microbatch, schedule.num_microbatches),
     ):
+        # Indices beyond the end would fail below, so this comes first.
         if len(values) and values.max() >= stop:
             message = f"{name} {values.max()} does not exist, there are {stop}"
             yield Violation("schedule", message)
@@ -203,7 +204,7 @@ def wrong_actions(schedule: Schedule) -> Iterator[Violation]:
         message = f"an action of stage {stage[action]} is on device {device[action]}, not on {own}"
         yield Violation("schedule", message)
     num_cells = schedule.num_stages * schedule.num_microbatches
-    # A file may claim more microbatches than memory can count.
+    # A file may claim more microbatches than memory can hold counters for.
     if num_cells > len(stage):
         yield Violation(
             "schedule",
@@ -211,6 +212,7 @@ def wrong_actions(schedule: Schedule) -> Iterator[Violation]:
             f"{schedule.num_microbatches} microbatches",
         )
         return
+    # Every pair of stage and microbatch is counted by type of pass.
     cell = stage.astype(np.int64) * schedule.num_microbatches + microbatch
     times = {
         work: np.bincount(cell[schedule.work == work], minlength=num_cells) for work in StageWork

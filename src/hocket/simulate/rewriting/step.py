@@ -59,6 +59,7 @@ def budgeted(
     placed = Plan(
         planner=plan.planner, work_hash=new.work_hash, cluster_hash=plan.cluster_hash
     ).placing(device_of.astype(np.int32), by_device=order)
+    # What left the device is on the host, except for the reserved buffers.
     away = _persistent_bytes(problem.graph) - _persistent_bytes(done.graph) + done.reserved_bytes
     return BudgetedStep(new, placed, done, away)
 
@@ -68,7 +69,7 @@ def rewritten_step(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
     memory = plan.get(Memory)
     if memory is None:
         return problem, plan
-    # A file is shown and simulated without being verified first.
+    # Files are shown and simulated without being verified first.
     require_structure(plan, problem)
     step = budgeted(problem, plan.without(Memory), memory)
     return step.problem, replace(step.plan, claims=plan.claims, notes=plan.notes)
@@ -101,6 +102,7 @@ def _costs(problem: Problem, done: Rewritten) -> Costs:
     op_s = old.op_s[:, origin] * done.share
     for row, kind in enumerate(problem.cluster.kinds):
         device = next(d for d in problem.cluster.devices if d.kind.name == kind.name)
+        # A chunk cannot take less than the launch of its kernel.
         in_parts = (done.share < 1) & (op_s[row] > 0)
         op_s[row] = np.where(in_parts, np.maximum(op_s[row], kind.launch_s), op_s[row])
         _price_copies(op_s[row], done, host_route(problem.cluster, device))

@@ -97,6 +97,7 @@ def find_updates(
 
 def _rounding_bytes(graph: Graph, op: int, whole: int, sent: int) -> int:
     """Return the additional host memory traffic if parameters are copied rounded."""
+    # Nothing is rounded, so the host only runs the op.
     if sent == whole:
         return 0
     return 2 * sent - whole if graph.kind_of(op) in _ONE_PASS else 2 * (whole + sent)

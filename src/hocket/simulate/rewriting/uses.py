@@ -88,7 +88,7 @@ def as_held(graph: Graph) -> Graph:
     op_of = {name: op for op, name in enumerate(graph.op_names)}
     tensor_of = {name: tensor for tensor, name in enumerate(graph.tensor_names)}
     reader = graph.reader
-    # A graph that was made of another has its note and may lack some of its ops.
+    # A graph that was derived from another has its note and may lack some of its ops.
     pairs = {
         (op_of[op], tensor_of[name])
         for op, names in noted.items()
@@ -198,6 +198,7 @@ class Uses:
         call_of, num_forward = self.module_calls.call_of.tolist(), int(self.blocks.start[-1])
         outside = {root for op, root in self.parameter_reads
                    if op < num_forward and call_of[op] == OUTSIDE}  # fmt: skip
+        # Code outside of all modules has no hook that could fetch a parameter.
         return frozenset(outside | {root for root, of in self.readers.items() if len(of) > 1})
 
     def is_shared(self, update: Update) -> bool:
@@ -237,6 +238,7 @@ class Uses:
                 made = sum(int(graph.tensor_bytes[tensor]) for tensor in graph.made_by(op))
             sizes.setdefault(root, set()).add(made)
         for root, made_bytes in sizes.items():
+            # Different sizes mean that some reader needs full precision.
             if len(made_bytes) == 1:
                 copied[root] = min(copied[root], made_bytes.pop())
         return copied
@@ -311,6 +313,7 @@ def find_uses(graph: Graph, blocks: StepBlocks) -> Uses:
             outside[block].add(root)
         else:
             reads[module_call].add((partner, tensor))
+    # Sorted by forward op, which is the order of saving.
     ordered = tuple(tuple(dict.fromkeys(t for _, t in sorted(each))) for each in reads)
     recompute = [
         _from_start(graph, module_call.start, module_call.stop, tensors)
