@@ -104,8 +104,8 @@ def _change(cost: Sequence[Sequence[Any]], parent: list[int], a: int, b: int) ->
 
 
 def _cycle(parent: list[int], root: int) -> list[int]:
-    # State: 0 not visited, 1 on the current walk, 2 known to lead to the root.
     """Return the nodes of a cycle of parents; empty if all nodes lead to the root."""
+    # State: 0 not visited, 1 on the current walk, 2 known to lead to the root.
     state = [0] * len(parent)
     state[root] = 2
     for start in range(len(parent)):

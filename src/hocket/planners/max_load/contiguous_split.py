@@ -235,7 +235,6 @@ def _shrunk(pieces: Pieces, classes: DeviceClasses) -> tuple[Pieces, IntArray]:
     return shrunk, position[label]
 
 
-# The pieces' own numbers are a third order, if no precedence goes back.
 def _best_over_orders(pieces: Pieces, classes: DeviceClasses) -> StageSplit | None:
     """Return the best split over two depth-first orders and the pieces' own, if topological."""
     orders = [depth_first_order(pieces), depth_first_order(pieces, latest_first=False)]
