@@ -23,11 +23,8 @@ MBIT = (1.0, 3.0, 10.0, 100.0)
 def ours(results: list[dict[str, Any]]) -> str:
     """The figures of the row in docs/systems.md."""
     found = ratios(results)
-    cells = [
-        f"{', '.join(f'{found[name, mbit]:.2f}' for mbit in MBIT)} of SSP's time on {name}"
-        for name in DATA
-    ]
-    return f"to the same loss at 1, 3, 10 and 100 Mbit {'; '.join(cells)}"
+    cells = [f"{name} {', '.join(f'{found[name, mbit]:.2f}' for mbit in MBIT)}" for name in DATA]
+    return f"time to the same loss relative to SSP at 1, 3, 10 and 100 Mbit: {'; '.join(cells)}"
 
 
 def main() -> None:
