@@ -69,7 +69,7 @@ class TwoFutures:
         }
 
     def _ended(self) -> tuple[BoolArray, BoolArray]:
-        # A comparison with NaN is false, which is meant.
+        # Comparisons with NaN are false, so jobs without a known end do not count.
         return self.now.end_s <= self.horizon_s, self.then.end_s <= self.horizon_s
 
 

@@ -1,13 +1,14 @@
 """Shares by user or team first, then by job; quotas; priority classes.
 
-A job belongs to the group of its team, or of its user where it names no team. Under the policies of
+A job belongs to the group of its team, or of its user if it names no team. Under the policies in
 `BY_GROUP`, the weights of a group's jobs add up to the weight of the group, so that a user with 100
-jobs gets as much as one with a single job. The deficit, or surplus, of a job that ends goes to
-the other jobs of its group. Short jobs go before long ones within a group, not across groups
+jobs gets as much as one with a single job. When a job ends, its deficit or surplus goes to the
+other jobs of its group. Short jobs go before long ones within a group, but not across groups
 (`compare_by_group`).
 
-Quotas limit the devices that a user or a team holds at once, and device time per week. Jobs beyond
-a quota wait; nobody is stopped for one. A higher priority level goes first, whatever the deficits.
+Quotas limit the devices that a user or a team holds at once, and their device time per week. Jobs
+beyond a quota wait; no running job is stopped because of one. A higher priority level goes first,
+whatever the deficits.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import math
 import numpy as np
 
 from hocket.base.arrays import FloatArray, LongArray
+
+# Policies whose shares are divided by user or team first.
 from hocket.fleet.rounds.state import RUNNING, WAITING, FleetState, Jobs
 
 BY_GROUP = ("las", "las-agnostic")
 WEEK_S = 7 * 86_400.0
 _MONDAY_S = 4 * 86_400.0
 """The first Monday after 1970 began, a Thursday."""
+# Priority levels range from minus this number to this number.
 PRIORITY_WEIGHT = 10.0
 """Factor of a job's weight from one priority level to the next."""
 MAX_PRIORITY = 3
@@ -52,9 +56,9 @@ def set_weights(state: FleetState, jobs: Jobs) -> None:
     own = own * PRIORITY_WEIGHT ** np.clip(rows["priority"], -MAX_PRIORITY, MAX_PRIORITY)
     if has_groups(state):
         of, weights = groups_of(state, rows[wanting])
-        # A single group has all weight, whatever its jobs weigh.
+        # A single group has all the weight, whatever the weights of its jobs.
         if len(weights) > 1:
-            # The total over all groups is that of the jobs, so that a level means the same.
+            # The groups together keep the total weight of their jobs: weights stay comparable.
             total = np.bincount(of, own[wanting], len(weights))
             part = weights / weights.sum() * own[wanting].sum()
             own[wanting] *= (part / total)[of]
@@ -85,6 +89,7 @@ def compare_by_group(
     credit_rounds = jobs.credit_s[wanting] / state.rules.round_s
     of_group = np.bincount(of, credit_rounds.sum(axis=1) * rows["gang"][wanting], len(weights))
     first = np.full(len(weights), -np.inf)
+    # Credits are device time: those of a gang count once for each of its devices.
     np.maximum.at(first, of, credit_rounds.max(axis=1, initial=-np.inf) + slack_rounds)
     rows["group_shift"][wanting] = (of_group - first)[of]
 

@@ -1,8 +1,10 @@
-"""The round mechanism of Narayanan et al., OSDI 2020, section 5, as the authors' code has it.
+"""The round mechanism of Narayanan et al., OSDI 2020, section 5, as in the authors' code.
 
-Jobs are taken by their share over the time that they received since the last
-allocation, type by type; ties go to the larger deficit of earlier allocations. Allocations are at
-least 32 minutes apart, and a job that came since the last one holds a place without being started.
+For each device type, jobs are sorted by their share divided by the time that they received since
+the last allocation; ties go to the larger deficit of earlier allocations. Allocations are at least
+32 minutes apart. A job that arrived since the last allocation takes a place without being started,
+as in that code.
+
 O(types x jobs log jobs) per round.
 """
 

@@ -1,15 +1,21 @@
-"""Rounds that pay deficits: every job earns its share of time, the largest deficit goes first.
+"""Rounds that pay deficits: each job earns its share of time, and the largest deficit goes first.
 
-Shares earn credit in seconds for a device type, holding devices spends it (deficit round robin:
-Shreedhar and Varghese, SIGCOMM 1995). A running job keeps its devices until the deficit of another
-is larger by some rounds and by what a stop would cost, which saves preemptions. Within a slack the
-job that ends sooner goes first, which shortens the average, unless it has long had the time that it
-said to need. One with too large a deficit goes before all, and devices are kept for its gang. Of
-running jobs with equal deficits, the one is stopped that did least since its last checkpoint.
-Nobody is moved who gains nothing by it: device types that are equally fast are one to a
-job. Devices for which nobody has a deficit go to whoever is fastest there. Between rounds, free
-devices are given out at once, by shares that know of the change. Credits are compared in coarse
-units, so that noise of the solver decides nothing. O(jobs x types (types + log)) per round.
+Shares earn credit in seconds on a device type, and holding devices spends it (deficit round robin:
+Shreedhar and Varghese, SIGCOMM 1995). The order of jobs follows from these rules:
+
+- A running job keeps its devices until the deficit of another job is larger by some rounds and by
+  the cost of a stop. This saves preemptions.
+- Within a slack, the job that ends sooner goes first, which shortens the average completion time.
+  Jobs that have run much longer than they claimed to need get no such bonus.
+- A job with too large a deficit goes before all others, and devices are reserved for its gang.
+- Of running jobs with equal deficits, the one that did least since its last checkpoint is stopped.
+- No job is moved without a gain: device types on which a job is equally fast count as one for it.
+- Devices for which no job has a deficit go to the jobs that are fastest there.
+
+Between rounds, free devices are given out at once, by shares that include the change. Credits are
+compared in coarse units, so that noise of the solver decides nothing.
+
+O(jobs x types (types + log)) per round.
 """
 
 from __future__ import annotations
@@ -36,7 +42,8 @@ def begin_round(state: FleetState, jobs: Jobs) -> tuple[FleetState, Actions]:
         state = _share(state, jobs)
     if state.pair_plan is not None:
         most_s = 2.0 * state.rules.patience_rounds * state.rules.round_s
-        # Deficits that could not be served for long must not crowd out all others.
+        # Deficits of pairs that could not be served for long are limited; otherwise those pairs
+        # would push out all others later.
         np.clip(state.pair_plan.credit_s, -most_s, most_s, out=state.pair_plan.credit_s)
     _settle_groups(state, jobs)
     return assign(state, jobs, _asked(state, jobs), keeps_running=False)
@@ -66,7 +73,7 @@ def _settle_groups(state: FleetState, jobs: Jobs) -> None:
 def _share(state: FleetState, jobs: Jobs) -> FleetState:
     """Compute new shares, unless the last ones are younger than ``min_solve_s``."""
     if backfills(state):
-        # In line, the places of jobs say all; there is nothing to solve.
+        # Under backfill the order of jobs decides alone; there is nothing to solve.
         jobs.rows["has_share"] = 2
         return state.but(solved_s=state.time_s, is_dirty=False)
     is_due = state.time_s - state.solved_s >= state.rules.min_solve_s
@@ -100,9 +107,10 @@ def _pair_wishes(
     if not plan.amount.any():
         return NO_PAIRS.pairs, NO_PAIRS.urgency
     a, b, device_type = np.nonzero(plan.amount)
+    # The share of this round is added, because it is earned while the devices are held.
     amount = plan.amount[a, b, device_type]
     deficit = plan.credit_s[a, b, device_type] / rules.round_s + amount
-    # One more than planned, for the deficit from earlier rounds.
+    # One wish more than planned, for deficits of earlier rounds.
     copies = np.ceil(amount).astype(np.int64) + 1
     which = np.repeat(np.arange(len(a)), copies)
     nth = np.arange(len(which)) - np.repeat(np.cumsum(copies) - copies, copies)

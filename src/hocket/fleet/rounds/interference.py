@@ -1,9 +1,11 @@
-"""Interference between jobs that share devices, learnt from what they report.
+"""Interference between jobs that share devices, learned from their reports.
 
-A fleet that runs knows neither which jobs will come nor what they do to each other. So the table
-of pairs grows with the jobs that may share: the part of its speed alone that a job keeps beside
-another is estimated first, measured once the two have run together, and 0 from then on where one of
-them failed there. Traces that are simulated bring a table of their own and have no estimates.
+A running fleet knows neither which jobs will arrive nor how they slow each other down, so the table
+of pairs grows with the jobs that may share. For each job beside each other job it holds the
+fraction of its speed that it keeps. This fraction is estimated first, and measured once the two
+have run together. It is 0 from then on if one of them failed there.
+
+Simulated traces have a table of their own and no estimates.
 """
 
 from __future__ import annotations
@@ -119,7 +121,7 @@ def learn_together(
     alone = float(known[at, device_type])
     if state.pair_estimates is None or not alone > 0.0:
         return state
-    # A job is not faster in company; more is noise of the measurement.
+    # No job is faster beside another; anything above is noise of the measurement.
     part = min(steps_per_s / alone, 1.0)
     return _with_part(state, jobs, [(at, partner)], device_type, part, _LEARNING)
 

@@ -29,7 +29,9 @@ UNITS_PER_ROUND = 16.0
 HALF_ROUNDS = 300.0
 """Rounds that a job still needs where it may take half of the slack."""
 LONGEST = 2.0
-"""Times that a job may need of what it said; from there on it has no slack and no known end."""
+"""Factor by which a job may exceed the time that it claimed to need; beyond it, it has no slack and
+no known end.
+"""
 RESERVED_FIRST = 1e6
 """Rounds by which reserved jobs go before others."""
 PRIORITY_FIRST = 1e4

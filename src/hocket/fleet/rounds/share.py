@@ -34,10 +34,10 @@ def share(state: FleetState, jobs: Jobs) -> FleetState:
     has_devices = bool(state.layout.num_devices.any())
     wanting = np.flatnonzero(jobs.rows["phase"] <= RUNNING)
     last_shares = _last_shares(state, jobs, wanting)
-    # Paused and blocked jobs have no share.
+    # Jobs that do not run or wait have no share.
     jobs.shares[:] = 0.0
     jobs.rows["pair_share"] = 0.0
-    # First come, first served leaves devices idle rather than let anybody overtake.
+    # Under first come, first served, devices stay idle rather than let a job overtake another.
     jobs.rows["has_share"] = 2 if state.rules.policy.startswith("fifo") else 1
     if not len(wanting) or not has_devices:
         return state.but(pair_plan=_no_pairs(state))
@@ -108,8 +108,8 @@ def to_snapshot(
         )
     is_late = _are_late(state.rules, rows, steps_per_s)
     had_steps = rows["held_s"] * steps_per_s.max(axis=1, initial=0.0)
-    # Gavel's rounds believe what is said. Here, a job that should have ended long ago is seen as
-    # one that is half done: it needs as much again as it has had.
+    # Gavel's rounds trust all claims. In the improved rounds, a job that should have ended long ago
+    # counts as half done: it is assumed to need as much again as it has had.
     left = np.asarray(rows["total_steps"] - rows["done_steps"])
     return ClusterSnapshot(
         device_types=state.device_types,
@@ -150,7 +150,7 @@ def is_overdue(rules: Rules, rows: Rows, steps_per_s: FloatArray) -> BoolArray:
     """True for jobs that have run much longer than they claimed to need on their slowest device
     type."""
     slowest = np.where(steps_per_s > 0.0, steps_per_s, np.inf).min(axis=1, initial=np.inf)
-    # Any speed will do for a job that can run nowhere: it has had no time.
+    # A job that can run nowhere has had no time, so any speed will do.
     slowest = np.where(np.isinf(slowest), 1.0, slowest)
     most_s = LONGEST * rows["total_steps"] / slowest + rules.round_s
     worked_s = rows["held_s"] - rows["attempt"] * rules.restart_s

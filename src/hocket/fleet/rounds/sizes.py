@@ -1,8 +1,8 @@
-"""Sizes of the elastic jobs of a fleet, as others come and go.
+"""Sizes of the elastic jobs of a fleet, as other jobs come and go.
 
-What `hocket.fleet.gangs` chooses for the jobs of a state becomes an event that resizes them: traces
-that are simulated and a fleet that runs ask here. Jobs of one size alone take their devices from
-the others and are left to the policy. O(jobs x choices).
+The choices of `hocket.fleet.gangs` for the jobs of a state become an event that resizes these jobs.
+Both the simulator and the service use this. Jobs of fixed size take their devices from the others
+and are left to the policy. O(jobs x choices).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Sizes:
         left_steps = _left_steps(speeds, total_steps, 0.0)
         fresh = ElasticJob(number=number, left_steps=left_steps, speeds=speeds, now=None)
         found = choose_gangs([*self.jobs(state), fresh], state.num_devices, state.rules.restart_s)
-        # Devices may be yet to come; then it waits for the fewest that it can use.
+        # Devices may be added later; until then the job waits with its smallest gang.
         able = [
             gang for gang, row in zip(speeds.gangs, speeds.steps_per_s, strict=True) if row.any()
         ]

@@ -1,9 +1,9 @@
-"""The state of a fleet: devices, jobs, the deficit of each job and what it holds.
+"""The state of a fleet: devices, jobs, and the deficit and devices of each job.
 
-Jobs live in arrays, a row each in order of their numbers, so that the state of a large fleet is
-copied in microseconds: a step copies the arrays that it changes and leaves those of the old state
-alone. Nothing writes to the arrays of a state, by convention; jobs that ended leave them when the
-next round begins.
+Jobs are stored in arrays, one row each in order of their numbers, so that even a large state is
+copied in microseconds. A step copies the arrays that it changes and keeps those of the old state.
+By convention nothing writes to the arrays of a state. Ended jobs are removed when the next round
+begins.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ do not know."""
 _NONE = np.zeros(0, dtype=np.int64)
 
 WAITING, RUNNING, PAUSED, ENDED, BLOCKED = range(5)
-"""Phases of a job. A blocked one waits for other jobs, a waiting one for devices."""
+"""Phases of a job. A blocked job waits for other jobs, a waiting job for devices."""
 UNDECIDED = -1
-"""In the column ``preemptible``, beside 0 and 1: nobody knows yet."""
+"""Value of the column ``preemptible`` if unknown, beside 0 and 1."""
 PHASES = ("waiting", "running", "paused", "ended", "blocked")
 CONDITIONS = ("ok", "any", "failed")
-"""Conditions on the end of a job for one that comes after it."""
+"""Conditions on the end of a job that another job waits for."""
 MECHANISMS = ("improved", "gavel")
 
 
@@ -41,19 +41,24 @@ class Rules:
     mechanism: str = "improved"
     round_s: float = 360.0
     min_reset_s: float = 1920.0
-    """Gavel's mechanism: least time between two allocations."""
+    """Gavel's mechanism: minimum time between two allocations."""
     min_solve_s: float = 0.0
-    """Improved mechanism: least time between two allocations; 0 for one at every change."""
+    """Improved mechanism: minimum time between two allocations; 0 for one at every change."""
     slack_rounds: float = 150.0
-    """Rounds that a job may be made to wait by one that ends sooner; 0 for strict fairness."""
+    """Maximum number of rounds that a job may be delayed by jobs that end sooner; 0 for strict
+    fairness.
+    """
     patience_rounds: float = 200.0
-    """Deficit in rounds beyond which a job goes first and devices are reserved for it."""
+    """Deficit in rounds above which a job goes first and devices are reserved for it."""
     reserve_after_s: float | None = None
-    """Wait after which devices are reserved for a gang that jobs which may not be stopped keep from
-    starting; None for two rounds or the median length of the jobs, whichever is larger."""
+    """Waiting time after which devices are reserved for a gang that cannot start because
+    non-preemptible jobs hold them. None for two rounds or the median length of the jobs, whichever
+    is larger.
+    """
     stickiness_rounds: float = 4.0
-    """Rounds by which the deficit of a waiting job must be larger before it takes the devices of a
-    running one."""
+    """Rounds by which the deficit of a waiting job must exceed that of a running one to take its
+    devices.
+    """
     restart_s: float = 0.0
     """Time from the start of a job to its first step: what a preemption costs."""
     max_failures: int = 5
@@ -76,22 +81,26 @@ class Job:
     number: int
     name: str
     steps_per_s: tuple[float, ...]
-    """Of the whole gang, on each device type of the state; 0 where it cannot run."""
+    """Steps per second of the whole gang on each device type of the state; 0 if it cannot run
+    there.
+    """
     total_steps: float = float("inf")
     gang: int = 1
     weight: float = 1.0
     deadline_s: float = float("inf")
-    """A moment, not a duration."""
+    """A point in time, not a duration."""
     team: int = 0
     profile: int = -1
     """Row of the pair table; -1 for a job that shares devices with nobody."""
     spread_steps_per_s: tuple[float, ...] | None = None
-    """The same for a gang that is spread over several servers; 0 where it cannot be, None for as
-    fast as on one."""
+    """The same for a gang that is spread over several servers; 0 if it cannot be spread, None if it
+    is as fast as on one server.
+    """
     preemptible: bool | None = True
-    """True if it saves its work when it is stopped. One that does not keeps its devices until it
-    ends, once it was started, and shares them with nobody; so does one of which nobody knows
-    (None), until it shows that it saves."""
+    """True if the job saves its work when it is stopped. Otherwise it keeps its devices from start
+    to end and shares them with no other job. None if unknown; it then counts as False until it
+    shows that it saves.
+    """
     user: int = 0
     """Index into the state's users."""
     priority: int = 0
@@ -134,11 +143,13 @@ class PairEstimates:
     """``[a, b, type]``: true once the two have run together; else it is an estimate."""
 
 
+# Integer columns of the table of jobs.
 _WHOLE = (
     "number", "gang", "team", "profile", "phase", "device_type", "partner", "attempt", "failures",
     "has_share", "is_spread", "preemptible", "losses", "user", "priority", "max_failures",
     "over_quota",
 )  # fmt: skip
+# Floating-point columns of the table of jobs; times are in seconds.
 _REAL = (
     "weight", "total_steps", "submitted_s", "deadline_s", "done_steps", "saved_steps", "counted_s",
     "ready_s", "started_s", "waiting_since_s", "rate", "isolated_s", "isolated_rate", "target_s",
@@ -148,6 +159,7 @@ _REAL = (
 JOB_RECORD = np.dtype(
     [(name, np.int64) for name in _WHOLE] + [(name, np.float64) for name in _REAL]
 )
+# Opaque type of the size of a record, so that numpy copies rows in one piece.
 _BYTES = np.dtype(f"V{JOB_RECORD.itemsize}")
 
 
@@ -169,14 +181,14 @@ class Jobs(NamedTuple):
 
 
 def empty_rows(count: int, num_types: int) -> Jobs:
-    """Rows that nothing is written to yet."""
+    """Uninitialised rows."""
     shape, empty = (count, num_types), np.empty
     rows = empty(count, dtype=JOB_RECORD)
     return Jobs(rows, empty(shape), empty(shape), empty(shape), empty(shape), empty(shape))
 
 
 def some_rows(rows: Rows, which: LongArray) -> Rows:
-    """Rows of some jobs, as bytes: numpy copies records field by field, and these at once."""
+    """Rows of some jobs. They are copied as bytes, because numpy copies records field by field."""
     return rows.view(_BYTES)[which].view(JOB_RECORD)
 
 
@@ -194,7 +206,7 @@ class DeviceLayout(NamedTuple):
     num_devices: LongArray
     """Of each device type."""
     largest_server: LongArray
-    """Devices of the largest server of each device type."""
+    """Number of devices of the largest server of each device type."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -220,7 +232,9 @@ class FleetState:
     device_server: LongArray
     is_up: BoolArray
     holders: LongArray
-    """``[device, 2]``: numbers of the jobs on it, -1 for none; the second only where shared."""
+    """``[device, 2]``: numbers of the jobs on each device, -1 for none; the second is used only if
+    jobs share it.
+    """
     layout: DeviceLayout
     warm: Warm | None = None
     pair_table: PairTable | None = None
@@ -241,9 +255,9 @@ class FleetState:
     dependencies: LongArray = field(default_factory=lambda: np.zeros((0, 3), dtype=np.int64))
     """``[edge, 3]``: a job, the job that must end before it, and the index of the condition."""
     drained: tuple[str, ...] = ()
-    """Devices that take no new jobs, whether they are there or not."""
+    """Devices that take no new jobs, including ones that are not there now."""
     servers: tuple[tuple[int, str], ...] = ()
-    """Kind and name of each server that devices stood in, by its number in ``device_server``."""
+    """Device type and name of each server, by its number in ``device_server``."""
     notes: dict[str, str] = field(default_factory=dict)
     """Notes of the last answer of the policy."""
 
@@ -343,7 +357,7 @@ def new_state(
         raise UsageError("Gavel's mechanism does not share devices here", hint=hint)
     plan = None
     if pair_table is not None:
-        # One profile more, that shares with nobody, for jobs without one.
+        # One more profile, for jobs that share with no other job.
         steps_per_s = np.pad(pair_table.steps_per_s, ((0, 1), (0, 1), (0, 0)))
         pair_table = PairTable(steps_per_s=steps_per_s)
         plan = PairPlan(amount=np.zeros(steps_per_s.shape), credit_s=np.zeros(steps_per_s.shape))

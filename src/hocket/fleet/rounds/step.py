@@ -1,7 +1,7 @@
-"""``step(state, event)``: all decisions of a fleet, as one pure function.
+"""All decisions of a fleet as one pure function, ``step(state, event)``.
 
-The simulator feeds it a trace, the service what really happens. Same state and event, same answer;
-the old state stays as it was.
+The simulator calls it with the events of a trace, the service with real ones. The same state and
+event always give the same result, and the old state is not changed.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _count(state: FleetState, event: Event) -> tuple[FleetState, Jobs]:
 def _tick(state: FleetState, jobs: Jobs, event: Tick) -> tuple[FleetState, Actions]:
     if state.time_s < state.next_tick_s:
         return state, NOTHING
-    # Jobs may have shown since the drain that they save their work.
+    # Since the drain, more jobs may have shown that they save their work.
     state, stops = _leave_drained(state, jobs)
     state, actions = _begin_round(state, jobs)
     return state, _joined(stops, actions)
@@ -168,7 +168,7 @@ def _submit(state: FleetState, jobs: Jobs, event: Submit) -> tuple[FleetState, A
     write_new_jobs(jobs, first, event.jobs, state.time_s)
     # A profile of -1 becomes the last row, whose jobs share with nobody.
     jobs.rows["profile"][first:] %= state.num_profiles + 1
-    # As in the code of Gavel, so that no priority divides by zero.
+    # As in Gavel's code, to avoid division by zero in priorities.
     if state.rules.mechanism == "gavel":
         jobs.received_s[first:] = state.rules.round_s / 2.0
     names = state.names.copy()
@@ -230,7 +230,7 @@ def _fail(state: FleetState, jobs: Jobs, event: Fail) -> tuple[FleetState, Actio
     jobs.rows["done_steps"][at] = jobs.rows["saved_steps"][at] = saved
     jobs.rows["failures"][at] += 1
     if (partner := int(jobs.rows["partner"][at[0]])) >= 0:
-        # Whoever filled the memory that they share, they do not fit together.
+        # Whichever of the two exceeded the memory, they do not fit together.
         state = forbid_pair(state, jobs, int(at[0]), state.row_of(partner))
     max_failures = int(jobs.rows["max_failures"][at[0]]) or state.rules.max_failures
     # A job may set its own limit; 0 stands for that of the rules.
@@ -256,7 +256,7 @@ def _lose(state: FleetState, jobs: Jobs, event: Lose) -> tuple[FleetState, Actio
 
 def _pause(state: FleetState, jobs: Jobs, event: Pause) -> tuple[FleetState, Actions]:
     at = _rows(state, event.numbers)
-    # Jobs save what they did when they are asked to stop, but for those that cannot.
+    # Jobs that save their work do so when they are asked to stop; others lose it.
     rows, saves = jobs.rows, at[_saves(jobs, at)]
     rows["saved_steps"][saves] = rows["done_steps"][saves]
     rows["done_steps"][at] = rows["saved_steps"][at]
@@ -340,7 +340,7 @@ def _measure(
     elif worked_s > 0.0 and steps > 0.0:
         _learn(state, jobs, at, steps / worked_s, weight=1.0 if replaces else _LEARNING)
         state = learn_alone(state.but(is_dirty=True), jobs, at)
-    # Start-up takes no part in the next measurement.
+    # The next measurement starts after the start-up of the job.
     jobs.rows["measured_s"][at] = max(state.time_s, job["ready_s"])
     jobs.rows["measured_steps"][at] = done_steps
     jobs.rows["done_steps"][at] = min(done_steps, job["total_steps"])
@@ -423,6 +423,7 @@ def _reopen(state: FleetState, jobs: Jobs, event: Reopen) -> tuple[FleetState, A
     return _react(_laid_out(state.but(drained=drained)), jobs)
 
 
+# How each type of event is handled.
 _HANDLERS: dict[type, Callable[[FleetState, Jobs, Any], tuple[FleetState, Actions]]] = {
     Submit: _submit,
     Finish: _finish,

@@ -162,7 +162,7 @@ def new_round(
     """Allocate the arrays of a round."""
     (num_jobs, num_types), num_devices = jobs.shares.shape, len(held)
     num_wishes, num_servers = num_jobs * num_types + len(asked.pairs), len(layout.server_type)
-    # A step where a job ends, and two for each that is granted or reserved something.
+    # One step for each device that is released, and two for each job that gets or reserves devices.
     num_steps = num_devices + 2 * num_jobs + 2
 
     def whole(*shape: int) -> LongArray:

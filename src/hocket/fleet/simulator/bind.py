@@ -1,9 +1,9 @@
 """A trace on given device types: how fast each of its jobs is on each of them.
 
-A job whose type is in the table gets its row. For a gang larger than measured, the last doubling
-that was measured goes on. A job of which only a duration is known takes that long on the first
-device type, and on the others as much longer as an average job. A gang that is spread over servers
-takes the throughputs of ``TYPE_unconsolidated`` where the table has them.
+A job whose type is in the table gets the row of its type. For a gang larger than those in the
+table, the growth of the last doubling is extrapolated. A job with a known duration only takes that
+time on the first device type, and on other types as much longer as an average job. A gang that is
+spread over servers uses the throughputs of ``TYPE_unconsolidated`` if the table has them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from hocket.fleet.throughputs.table import JobProfile, Throughputs
 from hocket.fleet.traces.trace import Trace
 
 _SAME_TIME = 1.05
-"""Factor up to which a stated duration and one that follows from a table are the same."""
+"""Largest ratio between a stated duration and the one that follows from the table that is not
+reported.
+"""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -61,7 +63,7 @@ def bind(trace: Trace, device_types: tuple[str, ...], throughputs: Throughputs |
             known[key] = _rows(table, spread, key)
         rows, profile[job] = known[key]
         if rows is not None and math.isnan(total_steps[job]):
-            # The time is that on the first device type of those on which it can run.
+            # The duration is that on the first device type that can run the job.
             rows = rows / next((speed for speed in rows[0] if speed > 0.0), 1.0)
             profile[job] = -1
         if rows is None:
@@ -94,7 +96,7 @@ def _other_durations(
     is_known = (steps_per_s > 0.0) & (total_steps > 0.0)[:, None] & says_both[:, None]
     claimed = np.where(says_both, trace.duration_s, 1.0)[:, None] * steps_per_s
     ratio = np.where(is_known, total_steps[:, None] / np.where(is_known, claimed, 1.0), 1.0)
-    # Traces do not say which device type they mean: one that fits is enough.
+    # Traces do not state the device type of a duration, so one that matches is enough.
     off = np.where(is_known, np.abs(np.log(ratio)), np.inf).min(axis=1, initial=np.inf)
     count = int((is_known.any(axis=1) & (off > math.log(_SAME_TIME))).sum())
     if not count:
@@ -134,7 +136,7 @@ def _row(table: Throughputs | None, key: JobProfile) -> tuple[FloatArray | None,
     if not smaller:
         return None, -1
     last = table.alone[table.find(key.job_type, smaller[-1])]
-    # Without two known sizes, larger gangs are taken to be no faster.
+    # With only one known size, larger gangs are assumed to be no faster.
     growth, doublings = 1.0, math.log2(key.gang / smaller[-1])
     if len(smaller) > 1:
         before = table.alone[table.find(key.job_type, smaller[-2])]

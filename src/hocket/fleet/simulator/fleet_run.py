@@ -82,7 +82,8 @@ class FleetRun:
         """Completion time over the time alone on the fastest devices, for measured jobs."""
         first, end = self.measured
         ideal_s = np.maximum(self.ideal_s[first:end][self.is_finished[first:end]], 1e-9)
-        # Of a job that is over at once, nothing is left between two large times.
+        # For very short jobs, the difference of two large times may be rounded below the ideal
+        # time.
         return np.asarray(np.maximum(self.jct_s, ideal_s) / ideal_s)
 
     @property

@@ -10,6 +10,7 @@ from hocket.fleet.rounds.state import FleetState
 from hocket.fleet.simulator.bind import TraceWork
 from hocket.fleet.simulator.fleet_run import FleetRun, HoldSpans
 
+# Memory limit of the recorded spans.
 _MAX_SPANS = 2_000_000
 
 
@@ -65,7 +66,7 @@ class FleetRecorder:
     ) -> FleetRun:
         """The result of the whole run."""
         samples = np.array([*self._samples, (state.time_s, *self._busy_device_s)])
-        # Of several rounds at one moment only the last counts.
+        # Of several rounds at the same time only the last counts.
         samples = samples[np.diff(samples[:, 0], append=np.inf) > 0.0]
         passed_s = np.diff(samples[:, 0])
         return FleetRun(

@@ -1,6 +1,6 @@
-"""Run a trace on devices that exist only here.
+"""Run a trace on simulated devices.
 
-Arrivals, ends of jobs, rounds and faults are fed to ``step`` in order of time; when a job ends
+Arrivals, ends of jobs, rounds and faults are passed to ``step`` in order of time; the end of a job
 follows from its rate. O(events x jobs that have not ended), in microseconds each.
 """
 
@@ -27,7 +27,7 @@ from hocket.fleet.simulator.elastic import Elastic
 from hocket.fleet.simulator.fleet_run import FleetRun
 from hocket.fleet.simulator.record import FleetRecorder
 
-# Compiled code, loaded (or compiled, the first time ever) before a run is timed.
+# Kernels are loaded (or compiled, at the first use) before a run is timed.
 
 
 @lru_cache(maxsize=64)
@@ -50,6 +50,7 @@ def load_compiled(policy: str, mechanism: str, num_types: int, shares_devices: b
 
 _MAX_ROUNDS = 2e7
 """About ten minutes of simulation with few jobs."""
+# Called with the number of ended jobs and the number of all jobs.
 OnProgress = Callable[[int, int], None]
 
 
@@ -198,7 +199,8 @@ class _Feed:
         time_s = min(end_s, arrival_s, fault_s, state.next_tick_s)
         if not math.isfinite(time_s):
             raise NoFeasiblePlanError("jobs wait that can never run", hint="check the policy")
-        # Ends come before arrivals of the same moment, so that their devices are free.
+        # Ends come before arrivals at the same time, so that their devices are free for the
+        # arriving jobs.
         if end_s == time_s:
             number = int(state.jobs.rows["number"][row])
             return Finish(time_s=max(end_s, state.time_s), numbers=(number,)), (number,)

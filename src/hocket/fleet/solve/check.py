@@ -87,7 +87,7 @@ def _too_many_devices(snapshot: ClusterSnapshot, allocation: Allocation) -> list
         gang_of[pairs.profile_of] = snapshot.gang
         devices = shared.amount * gang_of[shared.profile_a]
         used += np.bincount(shared.device_type, devices, snapshot.num_types)
-    # Relative for large pools, absolute for pools without devices.
+    # The tolerance is relative for large pools and absolute for pools without devices.
     limit = snapshot.num_devices * (1.0 + TOLERANCE) + TOLERANCE
     return [
         f"{used[at]:.12g} devices of {snapshot.device_types[at]!r} are used, there are "

@@ -19,6 +19,7 @@ from hocket.kernels import kernel
 
 _LOAD = -1
 """The variable of the simplex method that stands for the load of the fullest pool."""
+# Limits of the simplex method: pivots per question, smallest difference, and smallest pivot.
 _MAX_PIVOTS = 200
 _TINY = 1e-13
 _SMALLEST_PIVOT = 1e-9
@@ -63,7 +64,7 @@ def cheapest(
         if low >= 0:
             rate_low, price_low = rates[one, low], price[low]
         more, rise = rates[one, high] - rate_low, price[high] - price_low
-        # Compared as products: dividing per column would take half of the time.
+        # Slopes are compared as products: a division per column would take half of the time.
         deepest, lowest = price_low * more - rise * rate_low, _REST
         is_below = deepest > 0.0
         if not is_below:
@@ -203,8 +204,9 @@ def pivot(search: PriceSearch, num_pools: int, entering: int, load_at: int) -> b
         search.step[row] = step
         if row != load_at and step > _SMALLEST_PIVOT:
             length = max(search.inverse[row, num_pools], 0.0) / step
-            # Among ties the largest pivot, which spoils the inverse least, then the lowest
-            # variable, so that no circle is run through.
+            # Of ties, the largest pivot is taken, because it adds the smallest error to the
+            # inverse. Then the variable with the lowest index is taken, so that the method cannot
+            # cycle.
             is_tie = leaving >= 0 and abs(length - shortest) <= _TINY
             is_larger = is_tie and step > 2.0 * search.step[leaving]
             is_alike = is_tie and step > 0.5 * search.step[leaving]
@@ -260,7 +262,7 @@ def read_weights(search: PriceSearch, num_pools: int, num_asked: int) -> None:
             weight = max(search.inverse[row, num_pools], 0.0)
             search.weight[search.basis[row] - num_pools] = weight
             total += weight
-    # Rounding adds up over many pivots; a mix is one of whole weight all the same.
+    # Rounding errors add up over many pivots, so the weights are normalised to sum to 1.
     for question in range(num_asked):
         search.weight[question] /= total
 

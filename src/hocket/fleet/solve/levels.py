@@ -26,8 +26,9 @@ class LevelProblem:
     marks: FloatArray
     """``[job, mark]``: all else that the demand of a job depends on."""
     demands: Demands = field(default_factory=lambda: equal_demands)
-    """No demand may exceed its cap: a job that cannot rise any further stays there while the level
-    goes on rising."""
+    """Demands of a class are limited by its cap: a job that cannot rise further stays there while
+    the level rises.
+    """
     score: Callable[[FloatArray], float] | None = None
     """The objective for the progress of each job, where it is not the level itself."""
     is_cost: bool = False
@@ -36,7 +37,7 @@ class LevelProblem:
 
 def equal_demands(marks: FloatArray, num_jobs: FloatArray, cap: FloatArray) -> DemandAt:
     """The demand of every job is the level itself."""
-    # The same as `level_demand(cap)`, at a fifth of its cost: LAS asks this ten times per solve.
+    # The same as `level_demand(cap)` in a fifth of its time: LAS calls this ten times per solve.
     return lambda level: np.minimum(cap, level)
 
 
@@ -52,7 +53,7 @@ def level_demand(
     def demand_at(level: float) -> FloatArray:
         ahead = np.maximum(level - start, 0.0) * pace
         left = 1.0 - drag * level
-        # Where nothing is left the class is too late for this level and runs as fast as it can.
+        # Nothing is left if the class is too late for this level; it then runs as fast as it can.
         is_below = ahead < cap * left
         return np.where(is_below, ahead / np.where(is_below, left, 1.0), cap)
 

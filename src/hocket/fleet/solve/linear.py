@@ -17,7 +17,7 @@ from hocket.fleet.solve.price_tables import JobClassTable
 from hocket.fleet.solve.prices import Duals
 
 _LARGE = 300
-"""Rows."""
+"""Number of rows from which on a program counts as large."""
 
 if TYPE_CHECKING:
     from hocket.fleet.solve.sharing import PairColumns
@@ -58,7 +58,7 @@ def solve(program: LinearProgram, *, base: FloatArray, slope: FloatArray, near: 
     num_jobs = np.asarray(program.job_classes.num_jobs)
     parts = _ProgramRows(program)
     matrix = parts.matrix(level_column=num_jobs * slope * near)
-    # Demands that no longer rise are met already, to the last digit: a margin is left for rounding.
+    # Demands that no longer rise are already met exactly, so a margin is left for rounding.
     due = np.where(slope > 0.0, base, base * (1.0 - 1e-9))
     limits = np.concatenate([-num_jobs * due, num_jobs, program.job_classes.capacity])
     value = np.zeros(matrix.shape[1])
@@ -148,12 +148,13 @@ class _ProgramRows:
         result = _highs(cost, diags_array(1.0 / row_unit) @ matrix, limits / row_unit)
         worth = np.maximum(-result.ineqlin.marginals, 0.0) / row_unit
         bound = self._bound(cost, matrix, limits, worth) * large
-        # The solver may return -1e-17.
+        # The solver may return small negative values such as -1e-17.
         time = np.maximum(result.x[:-1], 0.0)
         alone = np.zeros(job_classes.rates.shape)
         alone[self.one, self.at] = time[:num_single]
         together = time[num_single:]
-        # The solver keeps limits to seven digits, which is not enough for devices.
+        # The solver meets limits to seven digits, which is not enough for devices, so all times are
+        # scaled down.
         filled = (matrix @ np.append(time, 0.0) / row_unit)[num_classes:]
         over = max(1.0, float(filled.max()))
         return Solved(
@@ -173,7 +174,7 @@ class _ProgramRows:
         """Upper bound proven by the duals alone, using that no column exceeds the time of its
         class."""
         if cost[-1] < 0.0:
-            # The level has no limit of its own, so its column must balance exactly.
+            # The level is unbounded, so its column must balance exactly.
             worth = worth / max(float((matrix.T @ worth)[-1]), 1e-300)
         unpaid = np.maximum(-cost - matrix.T @ worth, 0.0)[:-1]
         longest = self.program.job_classes.num_jobs[self.one]
@@ -186,7 +187,7 @@ class _ProgramRows:
 def _highs(cost: FloatArray, matrix: Any, limits: FloatArray) -> Any:
     from scipy.optimize import linprog
 
-    # Interior points are quicker on large programs, the simplex method on small ones.
+    # The interior point method is faster on large programs, the simplex method on small ones.
     methods = ("highs-ds", "highs-ipm") if len(limits) < _LARGE else ("highs-ipm", "highs-ds")
     for method in methods:
         result = linprog(cost, A_ub=matrix, b_ub=limits, method=method)

@@ -24,11 +24,11 @@ from hocket.fleet.solve.sharing import PairRates, RatesOf, highest_shared_level
 from hocket.kernels.containers import table
 
 PART_SIZE = 80
-"""Classes in a part at most. Larger parts come nearer to the optimum and take longer."""
+"""Maximum number of classes in a part. Larger parts come nearer to the optimum but take longer."""
 _TURNS = 2
-"""Times that all parts are solved; devices are handed from part to part in between."""
+"""Number of times that all parts are solved; in between, devices are moved from part to part."""
 _BLOCK = 32
-"""Classes whose pairs are looked at together, which bounds the memory."""
+"""Number of classes whose pairs are examined at once, which limits the memory."""
 
 
 def highest_level_of_parts(
@@ -48,7 +48,7 @@ def highest_level_of_parts(
     pairs = [pairs_of(part) for part in parts]
     used = job_classes.num_jobs * job_classes.gang * alone.shares.T
     portions = np.array([used[:, part].sum(axis=1) for part in parts])
-    # A column that nobody uses alone may still serve pairs.
+    # A column that no job uses alone may still be used by pairs.
     portions += 1e-9 * used.sum() * np.array([[len(part)] for part in parts])
     known = warm if warm is not None and warm.columns is not None else None
     starts = [known] * len(parts)

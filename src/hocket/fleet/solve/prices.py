@@ -21,11 +21,13 @@ from hocket.fleet.solve.price_tables import JobClassTable, PriceSearch, new_sear
 
 MAX_FALLS = 60
 """Times that a level is lowered; a handful in practice."""
+# Prices that one search may ask for.
 MAX_QUESTIONS = 400
 TOLERANCE = 1e-12
+# Steps of a root search.
 _MAX_STEPS = 300
 FREE = 1e-11
-"""Price below which a pool costs nothing."""
+"""Price below which a pool counts as free."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -109,7 +111,7 @@ def _find_level(
     best, slope = search.prices[0].copy(), np.zeros(len(job_classes.gang))
 
     def excess(level: float) -> float:
-        # A bill may stay at 1 while jobs rise for nothing: the end of that is looked for.
+        # The bill may stay at 1 while jobs rise on free devices; the highest such level is wanted.
         return (
             float(find_bill(job_classes, demand_at(level), search, best, slope)) - 1.0 - TOLERANCE
         )
@@ -141,7 +143,7 @@ def _first_questions(search: PriceSearch, num_pools: int, warm: Warm | None) -> 
     search.prices[0] = 1.0 / num_pools
     if warm is None or warm.prices.shape[1] != num_pools:
         return 1
-    # The rest of the questions is for the new search.
+    # The remaining questions are for the new search.
     known = warm.prices[: MAX_QUESTIONS // 4]
     search.prices[: len(known)] = known
     return max(len(known), 1)
@@ -198,7 +200,7 @@ def _shares(job_classes: JobClassTable, search: PriceSearch, asked: int) -> Floa
 def top_level(demand_at: DemandAt, cap: FloatArray) -> float:
     """A level at which every class is at its cap."""
     level = max(float(cap.max(initial=0.0)), 1e-300)
-    # Demands of finish-time fairness reach their caps far above the largest cap.
+    # Demands of finish-time fairness reach their caps at levels far above the largest cap.
     while np.any(demand_at(level) < cap) and level < 1e300:
         level *= 4.0
     return level
@@ -231,7 +233,7 @@ def proven_level(
     """
     worth = job_classes.num_jobs * duals.worth
     all_there_is = float(job_classes.num_jobs @ duals.rent + job_classes.capacity @ duals.price)
-    # Demands may be worth all there is over many levels: the highest of them is looked for.
+    # Demands may be worth as much over a range of levels; the highest of them is wanted.
     most = max(all_there_is, 1e-300) * (1.0 + TOLERANCE)
     return _fall(lambda level: float(worth @ demand_at(level)) / most - 1.0, top, 0.0)[1]
 
@@ -248,13 +250,14 @@ def root(
             break
         middle = low - under * (high - low) / (over - under)
         is_slow = False
-        # Every third step checks that the bracket shrank to a quarter at least.
+        # Every third step checks that the bracket has shrunk to a quarter at least; otherwise it is
+        # bisected.
         if turn % 3 == 2:
             is_slow, width = high - low > 0.25 * width, high - low
         if is_slow or not low < middle < high:
             middle = 0.5 * (low + high)
         value = function(middle)
-        # An end that stays twice counts half, or it would stay for ever.
+        # If one end stays twice, its value is halved; otherwise it might never move.
         if value > 0.0:
             under = 0.5 * under if kept < 0 else under
             high, over, kept = middle, value, -1
@@ -262,7 +265,8 @@ def root(
             over = 0.5 * over if kept > 0 else over
             low, under, kept = middle, value, 1
         if abs(value) <= 1e-14:
-            # Close enough, unless the function stays there: that end is looked for.
+            # Close enough, unless the function is flat there: then the end of the flat part is
+            # wanted.
             beside = middle * (1.0 - 1e-13 if value > 0.0 else 1.0 + 1e-13)
             if low < beside < high and (function(beside) > 0.0) == (value <= 0.0):
                 return min(middle, beside), max(middle, beside)

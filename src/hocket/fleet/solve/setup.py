@@ -16,15 +16,15 @@ from hocket.fleet.solve.levels import LevelProblem
 from hocket.fleet.solve.price_tables import JobClassTable
 from hocket.kernels.containers import table
 
-# Jobs with equal input to the objective are solved as one.
-#
-# Averaging any answer over equal jobs keeps it feasible and as good, so a class needs one row
-# however many jobs it has (Narayanan et al., OSDI 2020, write one row per job). Throughputs closer
-# than the noise of any measurement count as equal: otherwise noise would decide which of two equal
-# jobs runs where. O(n k) for the digest of rows, O(n log n) to sort.
+# Jobs with equal input to the objective are solved as one class. Averaging a solution over equal
+# jobs keeps it feasible and as good, so a class needs one row, however many jobs it has. (Narayanan
+# et al., OSDI 2020, use one row per job.) Throughputs that differ by less than the noise of any
+# measurement count as equal; otherwise noise would decide which of two equal jobs runs where. O(n
+# k) to hash the rows, O(n log n) to sort them.
 
 EQUAL = 1e-8
 """Relative difference below which two throughputs count as the same."""
+# Bits of the mantissa to which the values of a class are rounded.
 _CLASS_GRID_BITS = 30
 
 
@@ -92,13 +92,15 @@ def _shortened(values: FloatArray) -> FloatArray:
 
 def _distinct(rows: FloatArray) -> tuple[LongArray, LongArray]:
     """Indices of the first of all equal rows, in order of appearance, and the group of each row."""
-    # Compared as bytes, which sorts faster than by columns; adding 0.0 makes one of the two zeros.
+    # Rows are compared as bytes, which sorts faster than by columns. Adding 0.0 turns -0.0 into
+    # 0.0.
     keys = np.ascontiguousarray(rows + 0.0).view(f"V{8 * rows.shape[1]}").reshape(-1)
     _, first, of = np.unique(keys, return_index=True, return_inverse=True)
     order = np.argsort(first)
     return first[order], positions(order)[of.reshape(-1)]
 
 
+# Bits of the mantissa that are kept of a share.
 _GRID_BITS = 38
 
 
@@ -137,7 +139,7 @@ def set_up(
     spread, first = _spread(snapshot, group_of)
     capacity = np.bincount(np.searchsorted(first, group_of), snapshot.num_devices, len(first))
     rates = classes.rows[:, first]
-    # Snapped rows stand for all jobs of a class, so the worst change is over all jobs.
+    # The change is measured over all jobs of a class, since one snapped row stands for all of them.
     change = np.abs(classes.rows[classes.of] - level_problem.rates)
     relative = change / np.maximum(level_problem.rates, 1e-300)
     return SolveSetup(

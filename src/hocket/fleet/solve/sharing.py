@@ -31,16 +31,18 @@ from hocket.fleet.solve.prices import (
 )
 from hocket.fleet.solve.setup import SolveSetup
 
+# Programs per level, and rounds of column generation per program.
 _MAX_STEPS = 20
 _MAX_GENERATIONS = 30
 _FEW = 6000
-"""Pairs of classes that are all taken in at once."""
+"""Number of pairs of classes up to which all are used at once."""
 _PER_CLASS = 8
-"""Partners that are taken in at a time for each class and column."""
+"""Number of partners that are added at a time for each class and column."""
 _NEARLY = 0.05
-"""Part of its cost that a pair may lose to stay in the next program."""
+"""Fraction of its cost by which a pair may fail to pay and still stay in the next program."""
 _ENOUGH = 1e-9
-"""Relative gap at which no more pairs are looked for."""
+"""Relative gap below which no more pairs are added."""
+# Relative difference below which two levels count as equal.
 _SAME = 1e-8
 _PAYS = 1e-9
 """Dual value below which a row has none."""
@@ -101,7 +103,7 @@ def rates_beside(snapshot: ClusterSnapshot, setup: SolveSetup, rates: FloatArray
     def rates_of(a: LongArray, b: LongArray) -> FloatArray:
         found = steps_per_s[np.ix_(profile[a], profile[b])] * scale[a][:, None, None]
         can_meet = job_classes.gang[a][:, None] == job_classes.gang[b]
-        # A class of one job has no partner in itself.
+        # A class of one job cannot be paired with itself.
         can_meet &= (a[:, None] != b) | (job_classes.num_jobs[a][:, None] >= 2)
         found *= can_meet[:, :, None] & can_run[a][:, None] & can_run[b]
         return np.ascontiguousarray(found.transpose(2, 0, 1))
@@ -142,7 +144,8 @@ def highest_shared_level(
     solved, columns, level = found.solved, found.columns, found.level
     demand, together = demand_at(level), pair_time(job_classes, pairs, columns, solved)
     shares = solved.alone / job_classes.num_jobs[:, None]
-    # What a solver of seven digits reached, not what it should have, is what can be kept.
+    # Caps are what the solver reached with its seven digits, not what was demanded; only that can
+    # be kept.
     kept = np.minimum(demand, (job_classes.rates * shares).sum(axis=1) + together.progress)
     is_stuck = solved.duals.worth * np.maximum(demand, 1e-300) > _PAYS * level
     return LevelAnswer(
@@ -189,7 +192,8 @@ def _highest(
         except NoFeasiblePlanError:
             if near <= reached:
                 raise
-            # Whoever is at its top already cannot be served; all get the same part of what is due.
+            # Jobs at their highest demand already cannot be served; all jobs then get the same
+            # fraction of their demands.
             ray = (np.zeros(len(base)), demand_at(near) / near)
             solved, columns, duals = _generate(job_classes, pairs, columns, ray, near)
             base, slope = ray
@@ -199,7 +203,7 @@ def _highest(
             best = _Found(solved=solved, columns=columns, level=level, ceiling=ceiling)
         if ceiling - best.level <= _SAME * ceiling:
             break
-        # A program that gains nothing more is solved again at the ceiling.
+        # A program without further gain is solved again at the ceiling.
         near = solved.level if near < solved.level < ceiling else ceiling
         columns = _in_reach(job_classes, pairs, columns, duals)
     assert best is not None
@@ -221,7 +225,7 @@ def _generate(
         solved = solve(program, base=line[0], slope=line[1], near=level)
         duals = _with_rents(job_classes, solved.duals)
         gain = gains(job_classes, pairs, duals)
-        # Half of what a pair would gain, added to the rent of both, makes the duals feasible.
+        # Half of what a pair would gain, added to the rents of both, makes the duals feasible.
         unpaid = 0.5 * np.maximum(gain.max(axis=(0, 2), initial=0.0), 0.0)
         if float(job_classes.num_jobs @ unpaid) <= _ENOUGH * abs(solved.level):
             break
@@ -265,7 +269,7 @@ def gains(job_classes: JobClassTable, pairs: PairRates, duals: Duals) -> FloatAr
 
 def first_columns(job_classes: JobClassTable, pairs: PairRates, duals: Duals) -> PairColumns:
     """All pairs if there are few, else the best partners of each class at given prices."""
-    # A pair counts twice, once from each side.
+    # Each pair counts twice, once from each side.
     if np.count_nonzero(pairs.rates) <= 2 * _FEW:
         return all_columns(pairs)
     return _most_gaining(gains(job_classes, pairs, duals), _PER_CLASS)
@@ -355,7 +359,8 @@ def _line(demand_at: DemandAt, level: float) -> tuple[FloatArray, FloatArray]:
     demand = demand_at(level)
     slope = (demand_at(higher) - demand) / (higher - level)
     if not slope.any():
-        # Nobody rises any more; whoever is not at its top is there for want of partners.
+        # No demand rises any more, so jobs below their highest demand lack partners; scale all
+        # demands.
         return np.zeros(len(demand)), demand / level
     return demand - slope * level, slope
 

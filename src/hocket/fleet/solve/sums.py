@@ -36,10 +36,10 @@ def best_sum(
         program = LinearProgram(
             job_classes=setup.job_classes, pairs=pairs.rates, columns=all_columns(pairs)
         )
-    # Doing what a deadline asks for exactly would fail by a rounding error.
+    # A margin for rounding: meeting a deadline exactly would fail.
     rounding = 1e-12 if snapshot.pairs is None else 1e-8
     solved = maximise(program, step_value[first], needed[first] * (1.0 - rounding))
-    # A class has the summed time of its jobs.
+    # The solution is summed over the jobs of a class.
     shares = trim(setup.expand(solved.alone / setup.job_classes.num_jobs[:, None]))
     objective = float((step_value * snapshot.steps_per_s * shares).sum())
     shared = paired = None

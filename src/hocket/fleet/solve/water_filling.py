@@ -1,11 +1,11 @@
 """Lexicographic max-min by water filling: raise all jobs together, fix those that cannot rise,
 repeat.
 
-A job is fixed if it runs all the time on the fastest column left to it, or if more progress costs
-something at the prices that stopped the others (Bertsekas and Gallager, Data Networks, section
-6.5.2, for the principle). A pool with a price stays full, so jobs that rise further use pools
-without one. So there are at most as many levels as pools, and no integer program is needed to find
-the fixed jobs.
+A job is fixed if it already runs all the time on the fastest column left to it, or if more progress
+has a cost at the prices at which the others stopped. (For the principle see Bertsekas and Gallager,
+Data Networks, section 6.5.2.) A pool with a price stays full, so jobs that rise further use pools
+without a price. Hence there are at most as many levels as pools, and the fixed jobs are found
+without integer programs.
 """
 
 from __future__ import annotations
@@ -34,15 +34,21 @@ from hocket.fleet.solve.sharing import (
 )
 
 NOT_HIGHER = 1e-11
-"""Part by which a job must be able to rise for another level to be worth it."""
+"""Relative rise that some job must be able to make for another level to be computed."""
 MARGIN = 1e-10
-"""Part that those give up who cannot: else rounding would make full pools look overfull."""
+"""Relative reduction of the demands of fixed jobs; otherwise rounding would make full pools look
+overfull.
+"""
 _ROUNDING, _ROUNDING_SHARED = 1e-8, 1e-6
-"""Accuracy with which demands are met: by prices, and by a solver of seven digits."""
+"""Accuracy of met demands: by prices, and by a solver of seven digits."""
 MANY = 300
-"""Classes from which on jobs that share are solved in parts, at the first level only."""
+"""Number of classes from which on jobs that share devices are solved in parts, at the first level
+only.
+"""
 MAX_LEVELS = 8
-"""Without sharing there are no more levels than device types, and nearly always one or two."""
+"""Maximum number of levels. Without sharing there are at most as many as device types, mostly one
+or two.
+"""
 
 
 def climb(
@@ -85,7 +91,7 @@ def _measure(
     demand_at = _demands(setup, level_problem, _caps(setup))
     if level_problem.score is None:
         met = np.full(len(classes.first), np.inf)
-        # A job that is as high as it can be, but for rounding, must not decide the level.
+        # A job that is as high as possible except for rounding must not determine the level.
         np.minimum.at(met, classes.of, progress * (1.0 + slack + rounding))
         return reached_level(demand_at, met, ceiling), ceiling * (1.0 + slack)
     # A job that can run nowhere must not decide the objective.
@@ -125,7 +131,7 @@ def fill(
         can_rise = level_answer.cap > level_answer.demand * (1.0 + NOT_HIGHER)
         if not can_rise.any() or len(level_answers) >= MAX_LEVELS:
             return level_answers
-        # A small margin, or rounding would make pools that are full look overfull.
+        # Fixed jobs give up a small margin; otherwise rounding would make full pools look overfull.
         cap, warm = np.where(can_rise, level_answer.cap, _held(level_answer)), level_answer.warm
 
 

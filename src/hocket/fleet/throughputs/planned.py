@@ -1,9 +1,11 @@
 """Throughputs of jobs that run the best parallel plan for each gang.
 
-The batch of a step is the same for every gang, so a step counts once however many devices do it.
-For each device type and gang size the joint search runs (`hocket.planners.parallel`): a gang may
-use data, tensor or pipeline parallelism, recompute, or keep state on the host. A model that fits no
-single device may still fit two of them; 0 if nothing fits. Gangs are on as few servers as possible.
+The batch of a step is the same for each gang, so a step counts once, however many devices do it.
+For each device type and gang size the joint search is run (`hocket.planners.parallel`): a gang may
+use data, tensor or pipeline parallelism, recompute, or keep state on the host. So a model that fits
+on no single device may still fit on two; the throughput is 0 if nothing fits. Gangs are on as few
+servers as possible.
+
 O(types x gangs) searches.
 """
 
@@ -55,7 +57,7 @@ def plan_gangs(
     found = []
     for servers in device_types:
         is_known = calibration is not None and servers.kind.name in calibration.kinds
-        # Unequal devices are planned as the machine that they are in, and no two such machines.
+        # A server of unequal devices is planned as a whole, and never two of them together.
         for gang in sorted({1} & set(gangs) if servers.is_unequal else set(gangs)):
             cluster = _gang(servers, gang)
             costs = estimate_costs(graph, cluster, calibration=calibration if is_known else None)

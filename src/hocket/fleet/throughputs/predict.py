@@ -29,12 +29,11 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.engine import simulate
 
-# What the sums of gradients add to a step of data-parallel training.
-#
-# Gradients are summed around a ring in buckets, each as soon as the backward pass has made all of
-# it and the bucket before is done (Li et al., PyTorch Distributed, VLDB 2020). So what a model
-# makes early is hidden by the rest of the backward pass, and what it makes last, such as the
-# gradient of a large embedding, never is. O(gradients) per gang and path.
+# Time that all-reduces of gradients add to a step of data-parallel training. Gradients are reduced
+# around a ring in buckets, each as soon as the backward pass has produced all of it and the bucket
+# before is done (Li et al., PyTorch Distributed, VLDB 2020). So gradients that are produced early
+# are hidden by the rest of the backward pass, and those produced last, such as that of a large
+# embedding, never are. O(gradients) per gang and path.
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -68,7 +67,8 @@ def gradients_of(graph: Graph, op_start_s: FloatArray, op_end_s: FloatArray) -> 
         ready_s = op_end_s[graph.tensor_producer[made]]
         size_bytes = graph.tensor_bytes[made].astype(np.float64)
     else:
-        # Some formats keep no gradients: as large as the parameters, they come as time passes.
+        # Some graph formats have no gradients: they are assumed to be as large as the parameters,
+        # and to be produced evenly over the backward pass.
         total_bytes = graph.bytes_by_role().get(Role.PARAMETER.name.lower(), 0)
         op_s = (op_end_s - op_start_s)[backward]
         share = op_s / max(float(op_s.sum()), 1e-300)

@@ -17,13 +17,12 @@ from hocket.hardware.cluster import Cluster, DeviceKind
 from hocket.hardware.kinds import preset_kinds
 from hocket.hardware.shorthand import MOST_PER_HOST, NETWORK, PER_HOST, cluster_from_text
 
-# The ring of a gang: the members of a server whose slowest neighbours are as close as can be.
-#
-# Collective libraries look for rings over the best links of a server before they use any (NCCL does
-# so when it starts). Here bandwidths are tried from the highest down; for each, depth-first search
-# looks for a cycle of the wanted length over pairs that have it. The first found is the widest
-# ring. Exponential in the worst case, so a fixed number of extensions is tried and then the devices
-# are taken as they are numbered; servers of today need a few dozen.
+# The ring of a gang: devices of a server that are joined by the fastest links. Collective libraries
+# search for rings over the best links of a server (NCCL at its start). Here bandwidths are tried
+# from the highest down. For each, a depth-first search looks for a cycle of the wanted length over
+# pairs with at least this bandwidth; the first one found is the widest ring. This is exponential in
+# the worst case, so after a fixed number of extensions the devices are taken in order. Present
+# servers need a few dozen.
 
 _MAX_EXTENSIONS = 20_000
 
@@ -52,7 +51,8 @@ class _CycleSearch:
         """A cycle over joined pairs; empty if none is found."""
         near = [np.flatnonzero(row).tolist() for row in joined]
         for first in range(len(near) - self._length + 1):
-            # A cycle is found from its lowest device: those before were tried.
+            # A cycle is found from its device with the lowest number, so only later devices are
+            # tried.
             path = self._extend([first], near)
             if path:
                 return tuple(path)
@@ -129,7 +129,7 @@ def find_servers(
             f"{hardware!r} has devices of {len(server.kinds)} device types",
             hint="name hardware with devices of one type, such as dgx1-v100",
         )
-    # Shorthand puts device types on one host until it is full.
+    # Two hosts: one device more than the shorthand of clusters puts on one host.
     two = cluster_from_text(f"{MOST_PER_HOST + 1}x{hardware}" if is_kind else f"2x{hardware}")
     if network_bps is not None:
         two = _with_network(two, network_bps)

@@ -24,6 +24,7 @@ from hocket.base.errors import InputFileError, UsageError, did_you_mean
 from hocket.base.fields import inside, items, located, mapping, number, shown
 from hocket.base.jsonfile import read_json
 
+# Limits against files that would exhaust memory.
 _MAX_STEPS_PER_S = 1e12
 _MAX_CELLS = 20_000_000
 """Numbers in the table of pairs."""
@@ -197,7 +198,7 @@ def _parse(tables: dict[str, object]) -> Throughputs:
                     beside[row_of[key], row_of[other], column] = _pair_speed(value, at)
                 else:
                     raise InputFileError(f"{path} names an unknown job {shown(other)}")
-    # Two jobs share a device only where both get somewhere.
+    # Two jobs share a device only if both make progress.
     beside = np.where((beside > 0.0) & (beside.transpose(1, 0, 2) > 0.0), beside, 0.0)
     return Throughputs(device_types=device_types, profiles=profiles, alone=alone, beside=beside)
 

@@ -19,15 +19,15 @@ from hocket.base.arrays import BoolArray, FloatArray
 from hocket.base.errors import UsageError, did_you_mean
 from hocket.fleet.throughputs.table import JobProfile, Throughputs
 
-# What is expected of a job before it is measured: jobs of like names prefer like devices.
-#
-# How much faster one device type is than another depends on the model most, then on sizes such as
-# that of the batch, and both are in names: ``LM (batch size 20)`` and ``LM (batch size 40)`` differ
-# in a number only. Rows of such a family, less the mean of all jobs of their gang, are taken for
+# The prior of a job before it is measured: jobs with similar names prefer similar devices. How much
+# faster one device type is than another depends mostly on the model, then on sizes such as the
+# batch, and names contain both: ``LM (batch size 20)`` and ``LM (batch size 40)`` differ in a
+# number only. Rows of such a family, minus the mean of all jobs of their gang, are modelled as
 # draws of a Gaussian process over the logarithms of the numbers and the gang (Rasmussen and
-# Williams, 2006, section 2.2); a job of no family is expected to be like the mean.
-# O(rows + family^3).
+# Williams, 2006, section 2.2). A job without a family is expected to be like the mean. O(rows +
+# family^3).
 
+# Numbers in names of job types.
 _NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,15})?")
 _REACH = 2.0
 """Difference of logarithms over which similarity falls by e: a factor of 7.4 in a batch or
@@ -112,7 +112,7 @@ def conditional_row(expected: Expected, known: FloatArray) -> Expected:
     weight = np.linalg.solve(prior[np.ix_(given, given)], prior[given, :])
     mean = expected.mean + (known[given] - expected.mean[given]) @ weight
     covariance = prior - prior[:, given] @ weight
-    # What is known is known to the last bit.
+    # Known entries are kept exactly.
     mean[given] = known[given]
     # Measured entries have no uncertainty left.
     covariance[given, :] = covariance[:, given] = 0.0
@@ -126,6 +126,7 @@ def conditional_row(expected: Expected, known: FloatArray) -> Expected:
 # directly by a low-rank model with a ridge penalty, solved by alternating least squares (Koren,
 # Bell and Volinsky, Computer 2009). O(iterations x entries x rank^2).
 
+# Iterations of the least squares, and passes over means and factors.
 _ITERATIONS = 30
 _PASSES = 8
 
@@ -137,7 +138,8 @@ def complete(values: FloatArray, *, rank: int = 3, ridge: float = 0.1) -> FloatA
     left, right = np.zeros((len(logs), 1)), np.zeros((logs.shape[1], 1))
     base = logs
     for _ in range(_PASSES):
-        # With holes, the means of rows and columns depend on the rest and the rest on them.
+        # With missing entries, the means of rows and columns and the factors depend on each other,
+        # so they are computed in turn.
         centre, rows, columns = _centres(logs - left @ right.T, known)
         base = centre + rows[:, None] + columns[None, :]
         rest = np.where(known, logs - base, 0.0)
@@ -188,9 +190,11 @@ def _solve(rest: FloatArray, known: BoolArray, factor: FloatArray, ridge: float)
 # their covariance (a Kalman filter whose state does not move). O(types^2) per measurement.
 
 _MOST = 700.0
-"""Logarithms above this are no numbers any more."""
+"""Logarithms above this would overflow."""
 _MEASURED_VARIANCE = 0.05**2
-"""Of the logarithm of one measurement: rounds of one job, and jobs of one type, differ by 5 %."""
+"""Variance of the logarithm of one measurement: rounds of one job, and jobs of one type, differ by
+about 5 %.
+"""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

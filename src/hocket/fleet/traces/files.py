@@ -30,15 +30,17 @@ from hocket.fleet.traces.trace import COLUMNS, USER, Trace
 
 _MAX_BYTES = 256 * 2**20
 _MAX_LINES = 1_000_000
-"""Each takes a kilobyte while it is read, however short it is."""
+"""Each line takes about a kilobyte while it is read, however short it is."""
 _MAX_GANG = 1_000_000
 _LARGEST = 1e15
 
 POLLUX_GPU_HOURS = {
     "cifar10": 0.3, "ncf": 0.3, "bert": 3.0, "deepspeech2": 3.0, "yolov3": 30.0, "imagenet": 300.0,
 }  # fmt: skip
-"""Those traces say no amount of work; these are the middles of the sizes that their authors sort
-applications into (small, medium, large, very large: powers of ten of GPU hours)."""
+"""GPU hours of each application. These traces do not state the work of their jobs; the values are
+the middles of the sizes into which their authors sort applications (small, medium, large, very
+large: powers of ten of GPU hours).
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,7 @@ _BY_WIDTH = {
 }  # fmt: skip
 """Traces without a header, by their number of columns: Gavel's two forms and Shockwave's."""
 
+# Traces with a header: the columns of each format by field.
 _BY_HEADER: dict[str, dict[str, str]] = {
     "gavel-generated": {
         "name": "job_id", "job_type": "job_type", "gang": "scale_factor",

@@ -13,6 +13,7 @@ from hocket.base.errors import UsageError
 from hocket.fleet.throughputs.table import Throughputs
 from hocket.fleet.traces.trace import Trace
 
+# Gang sizes and their probabilities, and the fraction of long jobs.
 _GANGS = (1, 2, 4, 8)
 _GANG_PARTS = (0.7, 0.1, 0.15, 0.05)
 _LONG_PART = 0.2

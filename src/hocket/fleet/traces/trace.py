@@ -15,7 +15,7 @@ from hocket.base.atomic import write_atomically
 COLUMNS = ("name", "job_type", "arrival_s", "gang", "weight", "total_steps", "duration_s", "slo_s")
 """The columns of hocket's own CSV; work is in steps, or in seconds on the first device type."""
 USER = "user"
-"""A column that may come with them: with users, fair policies share by user first."""
+"""Optional column: with users, fair policies divide shares by user first."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -29,9 +29,9 @@ class Trace:
     gang: LongArray
     weight: FloatArray
     total_steps: FloatArray
-    """NaN where only a duration is known."""
+    """NaN if only a duration is known."""
     duration_s: FloatArray
-    """On the reference device; NaN where unknown."""
+    """Time on the reference device; NaN if unknown."""
     slo_s: FloatArray
     """Allowed time from arrival to end; infinite for none."""
     users: tuple[str, ...] = ()

@@ -22,7 +22,7 @@ def count(
 ) -> None:
     """Add work, held time, deficits and credits of all jobs up to a moment."""
     passed_s = 0.0
-    # One loop and no calls per job: the arrays of a tuple are passed one by one, every time.
+    # One loop without calls per job: calls would pass all arrays of the tuple one by one.
     for i in range(jobs.rows.shape[0]):
         since_s, phase = time_s - jobs.rows.counted_s[i], jobs.rows.phase[i]
         # Ended jobs keep their figures until the next round.

@@ -15,6 +15,7 @@ from hocket.fleet.rounds.rules import ends_in_s, is_bound, is_overdue
 from hocket.fleet.rounds.tables import Round
 from hocket.kernels import kernel
 
+# Phase of a waiting job; see `hocket.fleet.rounds.state`.
 _WAITING = 0
 _MAX_IN_LINE = 1000
 """Jobs for which a start is predicted; those behind wait."""
@@ -53,7 +54,7 @@ def step_at(r: Round, device_type: int, time_s: float) -> int:
 @kernel
 def add(r: Round, device_type: int, count: int, start_s: float, end_s: float) -> None:
     """Add ``count`` free devices between two moments; a negative count reserves them."""
-    # A reservation without a start takes nothing.
+    # A reservation without a start reserves nothing.
     if start_s == np.inf or end_s <= start_s:
         return
     first = step_at(r, device_type, start_s)
@@ -103,7 +104,7 @@ def predict_free_devices(r: Round) -> None:
     num_types = r.free.shape[0]
     r.num_steps[num_types] = 0
     is_used = r.pace.backfills
-    # Where all jobs can be stopped, a reserved one need not wait for others to end.
+    # If all jobs can be stopped, a reserved job need not wait for others to end.
     for i in range(rows.shape[0] if r.pace.reserve_after_s < np.inf else 0):
         is_used = is_used or r.is_reserved[i]
     if r.pace.by_share or not is_used:
@@ -125,7 +126,7 @@ def given_back_s(r: Round, i: int) -> float:
     rows = r.jobs.rows
     left_s = _needed_s(r, i, rows.rate[i])
     left_s += max(rows.ready_s[i] - r.time_s, 0.0) - r.pace.restart_s
-    # A moment later than now: it has not ended yet, though it should have.
+    # At least a moment after now: the job should have ended but has not.
     end_s = r.time_s + max(left_s, 1e-3 * r.pace.round_s)
     if is_bound(rows.preemptible[i]) or r.pace.keeps_line:
         return float(end_s)
@@ -212,7 +213,7 @@ def _reserve(r: Round, i: int, device_type: int, start_s: float, end_s: float) -
     if start_s < np.inf:
         add(r, device_type, -gang, start_s, end_s)
     else:
-        # Nobody knows when enough will be free: what becomes free is not given away for good.
+        # It is unknown when enough devices will be free, so those that become free are kept.
         close(r, device_type)
 
 
@@ -294,7 +295,7 @@ def choose(r: Round, num_parts: int) -> None:
         for other in range(r.free.shape[0]):
             if device_type < 0 or other == device_type:
                 num_free += r.free[other]
-        # Without anything free, reserved jobs still get a predicted start.
+        # Without free devices, reserved jobs still get a predicted start.
         if num_free > 0 or r.num_steps[r.free.shape[0]] > 0:
             sort_part(r, start, stop)
             _grant(r, start, stop)
@@ -314,7 +315,7 @@ def take_back_moves(r: Round) -> bool:
         if before < 0 or device_type < 0 or device_type == before:
             continue
         is_alone = rows.partner[i] < 0 and r.partner[i] < 0
-        # It may be spread over servers there, or have been taken for faster when it began.
+        # It may be spread over servers now, or its speed may have been overestimated at its start.
         present = min(rows.rate[i], speed_on(r.jobs, i, before, r.layout.largest_server))
         gains = speed_on(r.jobs, i, device_type, r.layout.largest_server) > present
         if is_alone and not gains and rows.gang[i] <= r.free[before]:
@@ -350,7 +351,7 @@ def _grant(r: Round, start: int, stop: int) -> None:
             r.device_type[job] = device_type
             r.free[device_type] -= rows.gang[job]
         elif r.is_reserved[job] and not r.is_withdrawn[wish]:
-            # It gets what it needs at the next round; nobody starts on it for so short.
+            # It gets the devices at the next round, so nothing is started on them until then.
             r.free[device_type] = 0
 
 

@@ -18,6 +18,7 @@ from hocket.fleet.rounds.kernels.wishes import order_wishes
 from hocket.fleet.rounds.tables import Round
 from hocket.kernels import kernel
 
+# Phases of jobs and reasons of stops; see `hocket.fleet.rounds.state` and `actions`.
 _WAITING, _RUNNING = 0, 1
 _PREEMPTED, _MOVED = 0, 1
 _MAX_TRIES = 8
@@ -46,7 +47,7 @@ def _clear(r: Round) -> None:
             r.queue_at[profile, column] = r.asked.queue_at[profile, column]
         for device in range(r.holders.shape[0]):
             r.holders[device, column] = r.held[device, column]
-    # Reservations are made anew in each try.
+    # Reservations are computed again in each try.
     r.closed_s[:] = np.inf
     r.is_placed[:] = False
     r.sizes[:] = 0
@@ -77,7 +78,8 @@ def hand_out(r: Round, num_parts: int, is_final: bool) -> bool:
     choose(r, num_parts)
     if r.pace.keeps_equal and not r.pace.by_share:
         is_changed = take_back_moves(r)
-        # Others may want what is free now; a pair would be granted once more.
+        # Other jobs may want the devices that became free. Not with pairs: they would be granted
+        # twice.
         if is_changed and r.asked.pairs.shape[0] == 0:
             choose(r, num_parts)
     if r.pace.by_share:
@@ -105,7 +107,8 @@ def _set_rates(r: Round) -> None:
             continue
         number = rows.number[partner] if partner >= 0 else -1
         if rows.partner[i] != number and r.stays[i]:
-            # What was done since the last report was not all done in this company.
+            # Steps since the last report were not all done beside this partner, so they are not
+            # used as a measurement.
             rows.measured_s[i] = np.inf
         rows.partner[i] = number
         if r.device_type[i] >= 0:
@@ -193,7 +196,7 @@ def _place_all(r: Round) -> bool:
             if partner >= 0 or not r.is_reserved[i] or r.pace.reserve_after_s < np.inf:
                 _withdraw(r, i, partner, device_type)
                 is_done = False
-        # Those that moved away are smaller.
+        # Evicted jobs are smaller than the gang, so they come later.
         for i in range(rows.shape[0]):
             if r.device_type[i] >= 0 and not r.stays[i] and rows.gang[i] < gang:
                 smaller = max(smaller, rows.gang[i])
@@ -361,7 +364,7 @@ def _write_stops(r: Round) -> None:
             continue
         saves = rows.preemptible[i] > 0 and rows.losses[i] == 0
         if saves and (not r.pace.keeps_running or not r.stays[i]):
-            # A checkpoint per round and per stop: more than a round of work is never lost.
+            # The job saves at each round and each stop, so it loses less than a round of work.
             rows.saved_steps[i] = rows.done_steps[i]
         if r.stays[i]:
             continue

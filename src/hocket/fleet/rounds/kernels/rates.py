@@ -42,7 +42,8 @@ def set_rate(jobs: Jobs, i: int, partner: int, speeds: Speeds) -> None:
     rate = jobs.spread_steps_per_s[i, device_type] if jobs.rows.is_spread[i] else alone
     if partner >= 0:
         beside = speeds.beside[jobs.rows.profile[i], jobs.rows.profile[partner], device_type]
-        # Pairs are measured on one server; over several, each loses what it loses alone.
+        # Pairs are measured on one server; spread over several, a job slows down by the same factor
+        # as alone.
         rate = beside * (rate / alone) if jobs.rows.is_spread[i] and alone > 0.0 else beside
     if speeds.whole_s > 0.0:
         whole = np.floor(rate * speeds.whole_s)

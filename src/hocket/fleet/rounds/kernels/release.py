@@ -23,7 +23,8 @@ def take_away(
         partner = row_of(jobs, jobs.rows.partner[i])
         if partner >= 0:
             jobs.rows.partner[partner] = -1
-            # The partner was measured in company until now.
+            # Its steps since the last report were done beside the partner, so they are not used as
+            # a measurement.
             jobs.rows.measured_s[partner] = np.inf
             set_rate(jobs, partner, -1, speeds)
         if jobs.rows.phase[i] == _RUNNING:

@@ -26,7 +26,9 @@ from hocket.fleet.rounds.rules import (
 from hocket.fleet.rounds.tables import Round
 from hocket.kernels import kernel
 
+# Phases of jobs; see `hocket.fleet.rounds.state`.
 _WAITING, _RUNNING = 0, 1
+# Ranks of wishes: those with a deficit come before those that only fill free devices.
 _DEFICIT, _FILLING, _NO_WISH = 0, 1, 2
 _ONLY_SHARE = 2
 """Mark of a job that fills no devices of which it has no share."""
@@ -55,7 +57,8 @@ def _keep(r: Round) -> None:
         ran_s = r.time_s - rows.started_s[i]
         bound = is_bound(rows.preemptible[i])
         is_running = rows.phase[i] == _RUNNING
-        # Devices were collected for a gang among bound jobs: it has a turn before it is preempted.
+        # Devices were collected for this gang while others could not be stopped, so it gets a turn
+        # before it is preempted.
         is_collected = rows.gang[i] > 1 and r.pace.reserve_after_s < np.inf
         least_s = r.pace.min_turn_s if is_collected else 0.0
         r.is_kept[i] = is_kept(is_running, bound, ran_s, least_s, keeps_all)
@@ -113,7 +116,7 @@ def _rank_by_share(r: Round, device_type: int, num_types: int) -> None:
         if rows.phase[i] > _RUNNING or r.is_kept[i] or speed <= 0.0 or keeps_off:
             r.rank[wish] = _NO_WISH
             continue
-        # Jobs that came since the last allocation stand behind all others.
+        # Jobs that arrived since the last allocation come after all others.
         has_share = rows.has_share[i] != 0
         r.keys[0, wish] = (
             share / max(r.jobs.received_s[i, device_type], 1e-9) if has_share else -1.0
@@ -184,7 +187,7 @@ def _rank_by_deficit(r: Round) -> None:
             can_spread = r.jobs.spread_steps_per_s[i, j] > 0.0
             room = r.stoppable[j] if can_spread else r.stoppable_together[j]
             fits_by_stops = fits_by_stops or (speed > 0.0 and gang <= room)
-            # Device types that are equally fast are one to a job: its deficit is for any of them.
+            # Device types on which a job is equally fast count as one: its deficit holds for any.
             deficit_s = r.jobs.credit_s[i, j]
             for k in range(num_types):
                 is_wanted = k != j and (r.jobs.shares[i, k] > 0.0 or k == here)
@@ -206,7 +209,7 @@ def _rank_by_deficit(r: Round) -> None:
         is_waiting_gang = gang > 1 and phase == _WAITING and has_waited
         left = max(rows.total_steps[i] - rows.done_steps[i], 0.0)
         restarts_s = rows.attempt[i] * r.pace.restart_s
-        # A job that has long had the time that it said to need is not about to end.
+        # A job that has run much longer than it claimed to need is not expected to end soon.
         if is_overdue(rows.held_s[i], restarts_s, rows.total_steps[i] / slowest, r.pace.round_s):
             left = np.inf
         lost, cost = 0.0, 0.0
@@ -235,8 +238,9 @@ def _rank_by_deficit(r: Round) -> None:
                 if waits_too_long:
                     urgency = RESERVED_FIRST + waited_s / r.pace.round_s
                 elif is_reserved:
-                    # Deficits end at a limit, where a gang that fits beside nobody looks like all
-                    # others: there, waiting counts. One device is free sooner or later.
+                    # Deficits are limited, and at the limit a gang that finds no place looks like
+                    # all others. So gangs that wait there come first. A single device becomes free
+                    # sooner or later, so other jobs need no such rule.
                     is_first = is_waiting_gang and credit_s >= r.pace.max_deficit_s
                     urgency += (2.0 if is_first else 1.0) * RESERVED_FIRST
             elif rows.has_share[i] == _ONLY_SHARE:
@@ -252,7 +256,7 @@ def _rank_by_deficit(r: Round) -> None:
 def sort_part(r: Round, start: int, stop: int) -> None:
     """Sort a part of the wishes by descending keys (stable merge sort)."""
     order, other = r.order, r.scratch
-    # First keys are moved with the order: looking them up for every comparison takes twice as long.
+    # First keys are moved with the order; looking them up for each comparison takes twice as long.
     key, other_key = r.sort_keys[0], r.sort_keys[1]
     for at in range(start, stop):
         key[at] = r.keys[0, order[at]]
