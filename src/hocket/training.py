@@ -257,6 +257,7 @@ def prepare(
             if prepared.searched is not None:
                 if is_shown:
                     doing.stage("compare with plans of several processes")
+                # Traces at other batch sizes must not change the random draws of the loop.
                 with torch.random.fork_rng():
                     train.advice = faster_with_processes(
                         prepared.searched, batch,
@@ -315,6 +316,7 @@ def faster_with_processes(placed: SavedPlan, batch: Any, traced: Callable[[Any],
         return ""
     try:
         winner = compare_parallel(problem).winner
+    # Advice is optional, so a failed search does not stop the training.
     except HocketError:
         return ""
     if winner is None or winner.plan is None or winner.step_s is None:

@@ -28,6 +28,7 @@ def detect(processes: int = 1) -> Cluster:
     from hocket.cost.dispatch import measure_dispatch_s
     from hocket.runtime.offload.host_bandwidth import with_measured_host
 
+    # The first GPU stands for all: `with_dispatch` sets its result on every accelerator.
     device = torch.device("cuda", 0)
     return with_dispatch(with_measured_host(cluster, device), measure_dispatch_s(device))
 

@@ -85,6 +85,7 @@ def _budget_of(problem: Problem, memory_bytes: int | None) -> int:
     """Return the budget on the one device of a problem, by default its usable memory."""
     require_one_device(problem.cluster)
     if memory_bytes is None:
+        # The headroom may exceed the memory of a small device.
         return max(int(problem.memory_bytes[0]), 0)
     require_memory(problem.cluster.devices[0], memory_bytes)
     return memory_bytes

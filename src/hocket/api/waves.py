@@ -113,6 +113,7 @@ def waves_of(
     """
     is_cpu = all(kind.is_cpu for kind in problem.cluster.kinds)
     if is_cpu:
+        # A CPU has no graph replay.
         launches = LAUNCHES[0]
     found = {
         name: fit_waves(

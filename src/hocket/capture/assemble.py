@@ -160,6 +160,7 @@ def _tensor_bytes(program: Program, tensor: int) -> int:
     spec = program.tensors[tensor]
     if spec.layout is None:
         return 0
+    # A view counts its own elements; the tensor that allocates counts the entire storage.
     return spec.layout.size_bytes if spec.alias_of >= 0 else spec.storage_bytes
 
 

@@ -40,6 +40,7 @@ def kernel_library() -> Any:
 @contextmanager
 def fused_kernels() -> Iterator[None]:
     """Make attention and dropout in this thread dispatch to the fused ops of accelerators."""
+    # Kernels are registered for the process, in which other threads may run real models.
     here = threading.get_ident()
     plain_attention = torch.ops.aten.scaled_dot_product_attention.default.decompose
     plain_dropout = torch.ops.aten.dropout.default.decompose

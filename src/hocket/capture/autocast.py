@@ -110,6 +110,7 @@ def _kernel(function: Any, policy: Policy, thread: int) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() == thread:
             args, kwargs = policy(args, kwargs)
+        # With autocast enabled, the call would dispatch to this kernel again.
         with torch.autocast("cpu", enabled=False):
             return function(*args, **kwargs)
 

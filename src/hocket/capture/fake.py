@@ -65,6 +65,7 @@ def fake_mode(model: nn.Module) -> FakeTensorMode:
     """Fake tensor mode in which the model's ops run without memory."""
     know_recurrent_layers()
     know_grouped_products()
+    # Models may use real constants that are neither parameters nor buffers.
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     # The mode's cache of results does not represent that two results are the same tensor, or that a
     # layer stands in for an accelerator's. A second pass of recurrent layers would then differ.

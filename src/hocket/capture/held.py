@@ -92,6 +92,7 @@ def held_note(recording: Recording, program: Program, graph: Graph) -> dict[str,
     """Return saved but unread tensors as op and tensor names, which survive renumbering."""
     owner = {
         spec.storage: graph.tensor_names[number]
+        # Reversed, so that the first tensor of a storage gives its name, not a later view.
         for number, spec in reversed([*enumerate(program.tensors)])
     }
     found: dict[str, list[str]] = {}

@@ -198,6 +198,7 @@ def _tried_states(given: torch.optim.Optimizer) -> tuple[str, ...]:
     parameter.grad = torch.ones(4, 4)
     own: Any = object.__new__(type(given))
     vars(own).update(vars(given))
+    # A scheduler's wrapper and the user's hooks must not notice the trial step.
     vars(own).pop("step", None)
     own._optimizer_step_pre_hooks, own._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
     on_cpu = {key: False for key in ("fused", "capturable", "foreach") if key in given.defaults}

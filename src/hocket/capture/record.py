@@ -39,6 +39,7 @@ _HIDDEN_WRITES = {
     "aten.miopen_batch_norm": (3, 4),
 }
 """Running statistics that batch norms update although their schemas do not declare it."""
+# Position of the training flag among the arguments of batch norms.
 _TRAINING_ARG = 5
 _ACCUMULATE_NUMBER = 2**63
 """Minimum sequence number of AccumulateGrad nodes, which autograd runs right after the node that
@@ -359,6 +360,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 is_new = True
             outputs.append(number)
         if not is_new:
+            # The op returns only known values, as `detach` does, so it is not a call of the step.
             return
         call = RawCall(
             function, args, kwargs, reads, tuple(outputs), writes, Cost("", "", 0, 0.0, 0),

@@ -77,6 +77,7 @@ def record_fake_step(model: nn.Module, batch: Any, options: StepOptions) -> Reco
     named = all_tensors(model, batch)
     mode = fake_mode(model)
     stands_in = options.device == ACCELERATOR
+    # Accelerators are recorded on fake CPU tensors, with their ops substituted.
     place = "cpu" if stands_in else options.device
     is_flat = options.in_one_piece and torch.device(place).type == "cuda"
     with mode:

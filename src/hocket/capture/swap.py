@@ -277,6 +277,7 @@ class ReachableState:
         for generator, state in self.generators:
             generator.set_state(state)
         for cache in self._caches:
+            # A single entry of a cache cannot be removed, so caches with fake tensors are cleared.
             if cache.cache_info().currsize and _holds(FakeTensor, gc.get_referents(cache)):
                 cache.cache_clear()
 

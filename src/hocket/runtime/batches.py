@@ -54,6 +54,7 @@ def settled(batch: Any) -> Any:
         if not has_storage(tensor):
             own[id(tensor)] = tensor
             continue
+        # Equal views stay one tensor in the batch: labels are often the inputs.
         look = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
         if look not in made:
             made[look] = tensor if _is_whole(tensor) else tensor.clone()

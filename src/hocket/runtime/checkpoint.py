@@ -92,6 +92,7 @@ def write_state(folder: Path, state: State) -> None:
     """Write a state into an existing folder."""
     plain, tensors = _taken_apart(state)
     save_file(tensors, folder / TENSORS)
+    # Written last: a folder without manifest does not count as a checkpoint.
     _write_manifest(folder, {"format": FORMAT, **plain})
 
 
@@ -169,6 +170,7 @@ def newest_checkpoint(folder: str | Path) -> Path:
         raise InputFileError(
             "there is no checkpoint", where=str(place), hint="name a folder that train.save wrote"
         )
+    # Compared as numbers: step 10 is later than step 9.
     return max(found)[1]
 
 

@@ -153,6 +153,7 @@ def _reseeded() -> torch.Tensor:
     generator = torch.default_generator
     seed = generator.initial_seed()
     anew = torch.Generator().manual_seed(seed).get_state()
+    # The seed is sent as int64, so a larger one cannot be used.
     if seed >= 2**63 or not torch.equal(generator.get_state(), anew):
         seed = int(torch.randint(2**62, (), dtype=torch.int64))
         generator.manual_seed(seed)

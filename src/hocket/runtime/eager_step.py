@@ -437,6 +437,7 @@ class ReplayedStep(EagerStep):
         inputs = StaticInputs(self.program, given)
         static = inputs.within(given)
         torch.cuda.synchronize(self.device)
+        # The graph has a memory pool of its own, which cannot use blocks that are cached outside.
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         try:

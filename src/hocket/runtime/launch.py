@@ -143,6 +143,7 @@ def _variables(
         "GROUP_RANK": str(machines.index),
         "MASTER_ADDR": machines.address,
         "MASTER_PORT": str(port),
+        # Rank 0 then connects to the launcher's store instead of opening one.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "OMP_NUM_THREADS": str(threads),
         PLAN_VARIABLE: str(plan.resolve()),

@@ -71,6 +71,7 @@ def updates_in_parts(optimizer: torch.optim.Optimizer) -> bool:
 
 def without_parameters(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return a copy of an optimizer with its present settings, but no groups and states."""
+    # Without `__init__`, whose arguments are not known here.
     part: torch.optim.Optimizer = object.__new__(type(optimizer))
     part.__dict__.update(optimizer.__dict__)
     # Learning-rate schedulers wrap `step` to count the steps of the entire optimizer.

@@ -68,6 +68,7 @@ def own_device(header: dict[str, Any]) -> torch.device:
 def join_group(header: dict[str, Any], device: torch.device) -> None:
     """Join the other ranks of a run."""
     if sys.platform == "linux":
+        # All ranks of a run are on this machine.
         os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
     store = TCPStore(LOOPBACK, header["port"], is_master=False, timeout=timedelta(minutes=5))
     dist.init_process_group(

@@ -163,6 +163,7 @@ def eager_update_reason(optimizer: torch.optim.Optimizer, *, is_made_fused: bool
         *optimizer._optimizer_step_post_hooks.values(),
         *torch_optimizers._global_optimizer_pre_hooks.values(),
         *torch_optimizers._global_optimizer_post_hooks.values(),
+        # The hook of `optimizer_parts` only counts steps.
     } - {count_fused}
     if type(optimizer) not in _REPLAYABLE:
         return f"{type(optimizer).__name__} may keep state on the host"

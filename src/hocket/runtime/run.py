@@ -259,6 +259,7 @@ def _split_batch(run: _Run) -> _Run:
     predicted = simulate(problem, plan)
     run = replace(run, plan=plan, predicted=predicted).chosen()
     is_single = run.backend == "single"
+    # In one process the first device runs the microbatches of all replicas.
     run.require_memory(simulate(problem, _on_one_device(plan)) if is_single else predicted)
     run = run.with_model()
     required_optimizer(problem.graph.meta)

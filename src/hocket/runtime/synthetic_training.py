@@ -71,6 +71,7 @@ class SyntheticTraining:
             self.optimizer = torch_optimizer(self._update, trained_parameters(self._update, model))
         # Kernels are those of the planned device, also if another device runs them.
         kernels = str(meta.get("device") or device.type)
+        # Steps under these sections draw from PyTorch's generator, so `step` seeds it.
         self._is_seeded = any(saved.plan.get(kind) is not None for kind in (Memory, Waves))
         self._seed = seed
         task = TrainingTask(

@@ -267,6 +267,7 @@ class TrainingLoop:
             path = write_checkpoint(folder, self.num_steps, lambda at: write_state(at, state))
         if not torch.distributed.is_initialized():
             return path
+        # Only rank 0 knows the folder's name, which has a number if the step was saved before.
         return Path(broadcast_text(str(path), 0, device))
 
     def load(self, checkpoint: str | Path) -> dict[str, Any]:
@@ -346,6 +347,7 @@ def save_parts(
             write_manifest(place, listed, extra)
 
     if rank:
+        # The folder to write to, and at the end the path of the complete checkpoint.
         write(Path(broadcast_text("", 0, device)))
         return Path(broadcast_text("", 0, device))
     path = write_checkpoint(

@@ -181,6 +181,7 @@ def _seed_of(name: str, seed: int) -> int:
     return int.from_bytes(digest)
 
 
+# Distance of the seeds of two steps, so that seeds of their sequences do not collide.
 _STEPS_APART = 1 << 32
 
 

@@ -50,6 +50,7 @@ class AgreedPlans:
                 self.cluster, collective, self._ranks, root=self._ranks[root],
                 size_bytes=3 << size >> 2,
             )  # fmt: skip
+            # Other ranks compare this with their own call, to detect a different order of calls.
             self._store.set(f"{key}/for", what)
             self._store.set(key, dump_json(found.chosen.section.to_data()))
         data = parse_json(bytes(self._store.get(key)), "plan")

@@ -100,6 +100,7 @@ class GradientReducer:
             self._trained, self._is_settled = trained, False
             self._place.clear()
             self._queues = [
+                # Reversed, because the backward pass computes gradients of the last layers first.
                 self._make_buckets(group, [p for p in reversed(owned) if p.requires_grad], [])
                 for group, (_, owned) in enumerate(self._partners)
             ]
@@ -264,6 +265,7 @@ class GradientReducer:
         number = {parameter: at for at, parameter in enumerate(owned)}
         came = [number[p] for p in self._order if p in number]
         device = self._device or (owned[0].device if owned else torch.device("cpu"))
+        # Padded, because a broadcast needs the same length on all ranks.
         order = torch.tensor(came + [-1] * (len(owned) - len(came)), device=device)
         dist.broadcast(order, group=process_group, group_src=0)
         first = [owned[at] for at in order.tolist() if at >= 0]

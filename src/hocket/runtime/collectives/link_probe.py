@@ -105,6 +105,7 @@ def _measure(
         end_s = begin_s + (number + 1) * slice_s
         made = sockets[peer] if peer >= 0 else None
         if made is not None:
+            # Pings end within 30 % of a slice; the rest is for the measurement of bandwidth.
             latency_s[peer] = _ping(made, is_first=rank < peer, until_s=end_s - 0.7 * slice_s)
             rates = _exchange({peer: made}, time.monotonic(), end_s)
             alone_bps[peer] = rates.get(peer, 0.0)

@@ -57,6 +57,7 @@ def connect_all(
     for each in found:
         if each is not None:
             each.setblocking(False)
+            # Small chunks must not wait for acknowledgements (Nagle's algorithm).
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # Data in the kernel's buffer cannot be overtaken by more urgent data.
             each.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
@@ -85,6 +86,7 @@ class _PeerConnector:
         """Begin to connect to a peer; `wait` completes the connection."""
         made = socket.socket(_family(address), socket.SOCK_STREAM)
         made.setblocking(False)
+        # Does not block: `wait` sees success or failure.
         made.connect_ex((address, port))
         self._selector.register(made, selectors.EVENT_WRITE, peer)
 
@@ -139,6 +141,7 @@ def close_all(sockets: list[socket.socket | None], *, at_once: bool = True) -> N
         if each is not None:
             if at_once:
                 with contextlib.suppress(OSError):
+                    # A linger time of zero resets the connection, which drops unsent data.
                     each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             each.close()
 

@@ -265,6 +265,7 @@ class Propagation:
             self._layer_of = {m: [count - 1 - n for n in ns] for m, ns in self._layer_of.items()}
         item_bytes = self._dtype.itemsize
         sizes = [layer.num_elements * item_bytes for layer in self._layers]
+        # With other sizes or another order, ranks would add up gradients of different layers.
         text = self._exchange.agreed("sizes", ",".join(map(str, sizes)))
         if text != ",".join(map(str, sizes)):
             raise RunError("ranks run their layers in different orders, or have other layers")
@@ -300,6 +301,7 @@ class Propagation:
             self._missing[first:last] += 1
         bits = self._buffers[0]
         if bits.dtype == torch.bfloat16:
+            # NumPy has no bfloat16; the executor recognizes it as uint16.
             bits = bits.view(torch.uint16)
         self._run = self._exchange.begin(self._tables, bits.numpy())
 

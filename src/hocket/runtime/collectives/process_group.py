@@ -234,6 +234,7 @@ class _PlannedWork(_Work):  # type: ignore[misc]
 
 def register(find_cluster: FindCluster) -> None:
     """Register ``init_process_group("hocket")``, once."""
+    # Torch adds an attribute for every registered backend.
     if hasattr(dist.Backend, PLANNED.upper()):
         return
 

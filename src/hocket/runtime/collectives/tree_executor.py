@@ -164,6 +164,7 @@ class _Struct(ctypes.Structure):
 def compiled() -> Any:
     """Return the function of ``tree_executor.c``; raises if it cannot be compiled."""
     source = Path(__file__).with_name("tree_executor.c")
+    # A changed source or another CPU architecture needs another library file.
     digest = hashlib.sha256(source.read_bytes() + os.uname().machine.encode()).hexdigest()[:16]
     try:
         with tempfile.TemporaryDirectory() as temporary:

@@ -91,6 +91,7 @@ class _ChunkedLoss(torch.autograd.Function):
             None if total is None else total.to(tensor.dtype)
             for total, tensor in zip(sums, (weight, bias), strict=True)
         ]
+        # One None for each argument of `forward` that is not a tensor.
         return of_rows, *back, None, None, None, None, None
 
 

@@ -91,6 +91,7 @@ def measure_host_bandwidth(device: torch.device) -> HostBandwidth:
     with threads_for_updates():
         updates = [_update_of(_NUM_ELEMENTS) for _ in range(max(1, count))]
         copies = _Copies(device)
+        # Warm-up: fills the copy queues before anything is measured.
         _rounds(updates, copies.fill, num_passes=1)
         mark = copies.count()
         concurrent_bps = _rounds(updates, copies.fill, _NUM_PASSES)

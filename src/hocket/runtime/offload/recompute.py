@@ -321,6 +321,7 @@ class _RecomputedRun:
         shapes, saved = self._shapes, list[SavedTensor]()
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
+            # The index is valid: `_AllSaved` ends the run at the last shape.
             if tensor.shape != shapes[len(saved)]:
                 raise _different(f"{tuple(shapes[len(saved)])}, then {tuple(tensor.shape)}")
             tensor = tensor.detach() if tensor.requires_grad else tensor

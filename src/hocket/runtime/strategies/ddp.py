@@ -226,6 +226,7 @@ class DataParallel(Strategy):
         trained = [p for p in self._held() if p.requires_grad]
         keys = [(self.owner_of[id(p)], p.dtype) for p in trained]
         sizes = [p.numel() * p.itemsize for p in trained]
+        # Few large messages instead of one per parameter.
         for members in fill_buckets(zip(keys, sizes, strict=True)):
             bucket, (owner, _) = [trained[at] for at in members], keys[members[0]]
             flat = torch.cat([p.reshape(-1) for p in bucket])
@@ -246,6 +247,7 @@ class DataParallel(Strategy):
             if self._counts(parameter):
                 norm = torch.linalg.vector_norm(gradient, dtype=torch.float64)
                 square += norm.square().to(square.device)
+        # Over all ranks, because `_counts` selects exactly one rank for each gradient.
         dist.all_reduce(square)
         # The same epsilon as in torch.nn.utils.clip_grad_norm_.
         scale = torch.clamp(max_norm / (square.sqrt() + 1e-6), max=1.0)

@@ -298,6 +298,7 @@ def _using_less_memory(task: ParallelTask, graph: Graph, own: Replica) -> Parall
     recipe = task.recipe
     if own.recomputed:
         recipe = replace(recipe, again=_blocks_like(graph, own.recomputed))
+    # On a CPU parameters are on the host already.
     if own.update == "host" and task.device.type != "cpu":
         recipe = replace(recipe, make_update=HostUpdate())
     return replace(task, recipe=recipe)

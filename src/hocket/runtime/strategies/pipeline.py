@@ -82,6 +82,7 @@ class StageChannels:
 
     def send(self, dst: int, data: torch.Tensor) -> None:
         """Start to send bytes."""
+        # The second group is for messages to later ranks.
         group = self._groups[self.own < dst]
         self._sends.put(dist.isend(data, self._ranks[dst], group=group), data)
 

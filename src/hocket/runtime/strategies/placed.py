@@ -100,6 +100,7 @@ def placed_strategy(task: TrainingTask, placing: Placing) -> Prepared:
     """Prepare a model that is placed op by op, or by modules if it cannot be traced."""
     model, recipe, saved = task.model, task.recipe, placing.saved
     if saved is not None:
+        # The trace must have the kernels of the device type that the plan was made for.
         noted = saved.problem.graph.meta.get("device")
         recipe = replace(recipe, device=noted if isinstance(noted, str) else recipe.device)
         task = replace(task, recipe=recipe)

@@ -70,6 +70,7 @@ class RankMesh:
         first = (0, *accumulate(num_stages))
         return cls([
             [[(start + stage) * tensor + part for part in range(tensor)] for stage in range(count)]
+            # `first` has one entry more, the total number of stages.
             for start, count in zip(first, num_stages, strict=False)
         ], device)  # fmt: skip
 

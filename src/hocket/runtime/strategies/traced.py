@@ -344,6 +344,7 @@ class TracedModel(Strategy):
         before = self._tree
         self._held.renew()
         self._look_at_model()
+        # With equal layouts traced steps stay valid: they get the new addresses in `given`.
         if not self._tree.is_alike(before):
             self._recorded.clear()
             self._untraceable.clear()

@@ -258,6 +258,7 @@ class WaveRunner:
         """Handle the end of a wave."""
 
     def _step(self, recorded: TracedStep, wave: int) -> WaveStep:
+        # One set of slots per stream, on which waves run one after the other.
         key = id(recorded), wave % NUM_STREAMS
         if key not in self._steps:
             calls = (calls for _, calls in counted_ops(recorded.setup.graph))
