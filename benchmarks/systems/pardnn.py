@@ -180,7 +180,7 @@ def main() -> None:
         return
     if not options.tight:
         heads = " | ".join(f"{count} cards" for count in CARDS)
-        print(f"| model | published | {heads} | 4 cards, samples/s | linear clustering | "
+        print(f"| model | published batches | {heads} | 4 cards, samples/s | linear clustering | "
               "critical path | checkpointing, 1 card |")  # fmt: skip
         print(f"|---|---|{'---|' * len(CARDS)}---|---|---|---|")
         for model in MODELS:
