@@ -23,7 +23,7 @@ class ZooModel:
 
 
 def _factory(path: str) -> Factory:
-    """The factory ``module.function`` of this package, whose module is imported when it is used."""
+    """Return the factory ``module.function`` of this package; the module is imported on use."""
     module, _, function = path.partition(".")
 
     def build(batch: int, seq: int) -> tuple[Any, dict[str, Any]]:

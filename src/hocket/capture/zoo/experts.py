@@ -1,7 +1,7 @@
 """A transformer with a mixture of experts in every layer, with fixed capacity per expert.
 
-Every expert works on the same number of token slots, so all shapes are known before the run:
-tokens beyond an expert's capacity are dropped, empty slots hold zeros.
+Every expert computes the same number of token slots, so all shapes are known before the run. Tokens
+beyond an expert's capacity are dropped, and empty slots contain zeros.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Mixture(nn.Module):
         # By expert: running sums are fast along rows and a hundred times slower along columns.
         is_chosen = functional.one_hot(choice, num_experts).t().contiguous()
         place = (is_chosen.cumsum(-1) * is_chosen).sum(0) - 1
-        # One slot more than the capacity collects what is dropped.
+        # An additional slot beyond the capacity collects the dropped tokens.
         slot = choice * (capacity + 1) + place.clamp(max=capacity)
         slots = tokens.new_zeros(num_experts * (capacity + 1), tokens.shape[1])
         by_expert = slots.index_copy(0, slot, tokens).view(num_experts, capacity + 1, -1)

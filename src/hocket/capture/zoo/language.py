@@ -11,11 +11,11 @@ Built = tuple[nn.Module, dict[str, torch.Tensor]]
 
 
 def common_settings() -> dict[str, Any]:
-    """Settings for full sequences without padding.
+    """Return settings for full sequences without padding.
 
-    transformers cannot see that fake tensors hold no padding and would build masks that a real run
-    skips. An attention name without mask function makes it build none; attention itself stays
-    causal.
+    The transformers library cannot detect that a fake batch has no padding, and would build masks
+    that a real run skips. For an attention implementation without a registered mask function it
+    builds no mask; attention itself stays causal.
     """
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -35,13 +35,14 @@ def token_batch(batch: int, seq: int, vocabulary: int) -> dict[str, torch.Tensor
 def causal_model(model: nn.Module, batch: int, seq: int) -> Built:
     """A model that predicts the next token, and its batch."""
     causal: Any = model
-    # transformers knows this loss by the names of newer classes only, and warns for the others.
+    # The transformers library derives the loss only from names of newer classes, and warns for
+    # others.
     causal.loss_type = "ForCausalLM"
     return causal, token_batch(batch, seq, causal.config.vocab_size)
 
 
 def gpt2(batch: int, seq: int, **sizes: Any) -> Built:
-    """GPT-2 with its default dropout; the small one unless sizes say otherwise."""
+    """GPT-2 with its default dropout; GPT-2 small unless ``sizes`` change it."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(**{**common_settings(), "n_positions": max(1024, seq), **sizes})

@@ -1,4 +1,8 @@
-"""Load a model by name, from a Hugging Face config, or from a user's factory function."""
+"""Load a model by name, from a Hugging Face config, or from a user's factory function.
+
+`load_model` returns the model and a batch. `find_function` resolves ``package.module:function`` and
+``path/file.py:function``.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +32,8 @@ from hocket.transformer.hf_cache import PREFIX, cached_config
 
 # Hugging Face models from a configuration: a ``config.json``, ``hf:…`` or a preset's shape.
 #
-# The class is the one that the file names, or the causal language model of its family. Weights are
-# never read and code that a file points to is never run.
+# The model's class is the class that the file names, or the causal language model of its family.
+# Weights are never read, and code that a file refers to is never run.
 
 _MAX_BYTES = 10_000_000
 _MAX_LAYERS = 2_000
@@ -118,8 +122,7 @@ def keep_every_layer(model: torch.nn.Module) -> None:
 
 
 def _sound(made: Any, batch: int, seq: int) -> dict[str, torch.Tensor]:
-    """Spectrograms of the length that the encoder expects (its first layers halve it), with text
-    labels."""
+    """Return spectrograms with text labels; the encoder's first layers halve their length."""
     frames = 2 * made.max_source_positions
     return {
         "input_features": torch.randn(batch, made.num_mel_bins, frames),
@@ -175,15 +178,15 @@ def load_model(
     layers: int | None = None,
     device: str = "meta",
 ) -> tuple[nn.Module, Any]:
-    """Model and batch from a name, a configuration or ``package.module:function``.
+    """Return model and batch of a name, a configuration or ``package.module:function``.
 
     A name is a built-in model or a transformer preset; a configuration is a Hugging Face
     ``config.json`` or ``hf:org/name`` from the local cache.
 
     Built-in models are created on ``device``; on ``meta`` they take no memory. A user's function
-    (also ``path/file.py:function``) is called with those of ``batch``, ``seq`` and ``dtype`` that
-    it has parameters for, and returns (model, batch). ``layers`` changes the depth of a preset, or
-    of a function that has a parameter of that name.
+    (also ``path/file.py:function``) returns (model, batch); it gets those of the arguments
+    ``batch``, ``seq`` and ``dtype`` that it has parameters for. ``layers`` changes the depth of a
+    preset, or of a function that has a parameter of that name.
     """
     for what, value in (("batch", batch), ("seq", seq)):
         if value is not None and value < 1:
@@ -311,7 +314,7 @@ def _import_file(path: Path) -> Any:
     module_spec = importlib.util.spec_from_file_location(name, path)
     if module_spec is None or module_spec.loader is None:
         raise ImportError(f"{str(path)!r} is not a Python file")
-    # The files beside it can be imported, as when Python runs it.
+    # Files in the script's folder can be imported, as when Python runs the script.
     if (folder := str(path.absolute().parent)) not in sys.path:
         sys.path.insert(0, folder)
     module = importlib.util.module_from_spec(module_spec)

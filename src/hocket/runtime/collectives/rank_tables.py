@@ -102,7 +102,7 @@ def tables_of(
     for index, (tree, (start, stop)) in enumerate(zip(section.trees, ranges, strict=True)):
         number = _num_chunks(_depth(tree), spent_s, stop - start)
         items = (stop - start) // item_bytes
-        # A chunk has at least one item, so that sums never split a number.
+        # Each chunk has at least one item.
         number = min(number, max(items, 1))
         ends = [start + items * n // number * item_bytes for n in range(number + 1)]
         chunks += [((n + 0.5) / number, index, a, b) for n, (a, b) in enumerate(pairwise(ends))]
