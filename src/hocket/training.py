@@ -149,6 +149,7 @@ class Training(TrainingLoop):
         )  # fmt: skip
         if self.planned is None or self.planned.plan.get(Parallel) is None:
             return found
+        # The times are valid for the device type of this rank only.
         devices = {device.name: device for device in self.planned.problem.cluster.devices}
         ranks = used_devices(self.planned.problem, self.planned.plan)
         name = ranks[int(rank_variables().get("RANK", "0"))]
@@ -217,6 +218,7 @@ def prepare(
     loss, forward = supervised(model, batch, loss, forward)
     batch = settled(pad(batch) if pad is not None else batch)
     variables = rank_variables()
+    # `hocket launch` passes its plan to the ranks in this variable.
     if plan is None and PLAN_VARIABLE in variables:
         plan = variables[PLAN_VARIABLE]
     given = read_plan(plan) if isinstance(plan, str | Path) else plan

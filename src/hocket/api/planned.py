@@ -205,6 +205,7 @@ def auto(
     model, batch = unwrapped(model), first_batch(batch)
     loss, forward = supervised(model, batch, loss, forward)
     graph = capture_sizes(model, batch, loss=loss, forward=forward, optimizer=optimizer)
+    # Named planners place ops of the full batch, so no batch is split.
     if check and not options.get("planners"):
         graph = trying_samples(graph, model, batch, loss=loss, forward=forward)
     planned = plan_graph(graph, on, **options)

@@ -37,6 +37,7 @@ class OpCall(NamedTuple):
 def count_flops(call: OpCall) -> float:
     """Floating-point operations of one call; a multiply-add counts as two."""
     kind, args = kind_of(call.function), call.args
+    # First: PyTorch's counter lacks these ops, or ignores the groups of convolutions.
     if kind in _FORMULAS:
         return _FORMULAS[kind](*args)
     if kind.startswith("aten._scaled_dot_product_"):

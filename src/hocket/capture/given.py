@@ -90,6 +90,7 @@ def first_batch(batch: Any) -> Any:
     if not isinstance(batch, DataLoader):
         return batch
     data = batch.dataset
+    # An iterator returns itself from `__iter__`, so an item that is taken here is lost.
     if isinstance(data, IterableDataset) and not batch.num_workers and iter(data) is iter(data):
         raise UsageError(
             f"the DataLoader's {type(data).__name__} gives one iterator for all passes, so a batch "

@@ -132,6 +132,7 @@ class _Linker:
     # ── final numbers ────────────────────────────────────────────────────────────────────────
 
     def _numbered(self) -> Program:
+        # The order of a Graph: tensors from before the step, then results in the order of calls.
         order = [t for t, entry in enumerate(self.entries) if entry.producer < 0]
         order += [tensor for made in self.made for tensor in made]
         rank = {tensor: number for number, tensor in enumerate(order)}

@@ -71,6 +71,7 @@ def _skipping(*, is_unpacked: bool, is_unpadded: bool) -> Iterator[None]:
         wrappers["_ignore_bidirectional_mask_sdpa"] = _without_fake_padding
     with ExitStack() as patches:
         for name, wrapper in wrappers.items():
+            # Private functions, which not every version of transformers has.
             if (own := getattr(masking, name, None)) is not None:
                 patches.callback(setattr, masking, name, own)
                 setattr(masking, name, partial(wrapper, own))

@@ -31,6 +31,7 @@ def user_line(error: BaseException) -> str:
 
     If all frames are in libraries, the innermost one outside torch, hocket and Python.
     """
+    # The file with the error never ran, so it has no frame in the traceback.
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
