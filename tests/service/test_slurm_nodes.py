@@ -157,3 +157,24 @@ def test_a_batch_job_gives_its_commands_what_slurm_says(tmp_path, monkeypatch, h
     expected = {"SLURM_NTASKS": "own", **({} if has_begun else given)}
     kept = {name: found.environment.get(name) for name in (*given, "SLURM_NTASKS", "X")}
     assert {name: text for name, text in kept.items() if text is not None} == expected
+
+
+def test_nodes_of_one_count_that_name_their_devices_differently_get_their_own_options() -> None:
+    named = "NodeName=n1 ActiveFeatures=fast Gres=gpu:v100:4 State=IDLE"
+    plain = "NodeName=n2 ActiveFeatures=v100 Gres=gpu:4 State=IDLE"
+    twin = "NodeName=n3 ActiveFeatures=fast Gres=gpu:v100:4 State=IDLE"
+    nodes = parse_nodes(f"{named}\n{plain}\n{twin}\n")
+    assert {node.device_type for node in nodes.values()} == {"v100"}
+    parts = parts_of(dict.fromkeys(nodes, 4), nodes)
+    assert [(part[0], part[-1]) for part in parts] == [
+        ("--nodelist=n1,n3", "--gres=gpu:v100:4"),
+        ("--nodelist=n2", "--gres=gpu:4"),
+    ]
+
+
+def test_cores_of_nodes_with_other_threads_are_asked_for_apart() -> None:
+    nodes = parse_nodes(
+        f"{CORE_NODE}\n" + CORE_NODE.replace("c1", "c2").replace("Core=2", "Core=1")
+    )
+    parts = parts_of({"c1": 2, "c2": 2}, nodes)
+    assert [part[-2] for part in parts] == ["--cpus-per-task=4", "--cpus-per-task=2"]

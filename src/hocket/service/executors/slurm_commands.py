@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,28 +117,27 @@ def cancel(jobs: Iterable[SlurmJob]) -> None:
 
 
 def parts_of(per_node: Mapping[str, int], nodes: Mapping[str, SlurmNode]) -> list[list[str]]:
-    """Options for sbatch, one part per group of nodes with the same number of devices."""
-    counts: dict[int, list[str]] = {}
-    for node, count in per_node.items():
-        counts.setdefault(count, []).append(node)
-    return [_part(names, count, nodes[names[0]]) for count, names in counts.items()]
-
-
-def _part(names: Collection[str], count: int, node: SlurmNode) -> list[str]:
-    options = [
-        f"--nodelist={','.join(names)}",
-        f"--nodes={len(names)}",
-        f"--ntasks={len(names)}",
-        "--ntasks-per-node=1",
-    ]
-    if node.cpus_per_device:
-        return [
+    """Options for sbatch, one part per group of nodes on which devices are asked for alike."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, count in per_node.items():
+        groups.setdefault(_device_options(nodes[name], count), []).append(name)
+    return [
+        [
+            f"--nodelist={','.join(names)}",
+            f"--nodes={len(names)}",
+            f"--ntasks={len(names)}",
+            "--ntasks-per-node=1",
             *options,
-            f"--cpus-per-task={count * node.cpus_per_device}",
-            f"-C{node.device_type}",
         ]
+        for options, names in groups.items()
+    ]
+
+
+def _device_options(node: SlurmNode, count: int) -> tuple[str, ...]:
+    if node.cpus_per_device:
+        return (f"--cpus-per-task={count * node.cpus_per_device}", f"-C{node.device_type}")
     type_and_count = f"{node.gpu_type}:{count}" if node.gpu_type else str(count)
-    return [*options, f"--gres=gpu:{type_and_count}"]
+    return (f"--gres=gpu:{type_and_count}",)
 
 
 def _signal(jobs: Iterable[SlurmJob], options: list[str]) -> None:
