@@ -54,6 +54,28 @@ def test_a_job_shrinks_for_others_and_grows_again_with_the_plan_for_its_devices(
     rig.lives[-1].die()
 
 
+def test_work_that_a_new_size_loses_is_lost_and_the_size_stays_then(tmp_path):
+    engine = FakeExecutor(fleet_devices(v100=4))
+    rig = Rig(tmp_path, engine, Time())
+    rig.look()
+    rig.submit(**ELASTIC)
+    rig.look()
+    rig.later(60)
+    rig.report(AttemptName(1, 1), 200.0)
+    rig.submit(gang=2, total_steps=1e6)
+    rig.later(60)
+    # The process dies of the signal, with no checkpoint.
+    rig.look(3)
+    row = rig.service_state.state.jobs.rows[0]
+    assert (row["gang"], row["losses"], row["done_steps"]) == (2, 1, 0.0)
+    engine.exit(next(name for name in engine.running() if name.job == 2), 0)
+    rig.look(2)
+    rig.later(60)
+    rig.look(3)
+    assert rig.job(1).attempt == 2, "it would lose its work once more"
+    rig.die()
+
+
 def test_two_elastic_jobs_share_what_there_is(tmp_path):
     engine = FakeExecutor(fleet_devices(v100=4))
     rig = Rig(tmp_path, engine, Time())

@@ -124,6 +124,21 @@ def test_what_was_saved_is_no_loss(one_device):
     assert job.done_steps <= rig.service_state.checkpoints[job.number].step + 59.0 * 12
 
 
+def test_steps_that_a_pause_loses_are_lost(one_device):
+    rig = one_device
+    rig.submit(total_steps=1e6)
+    rig.look(2)
+    rig.later(60.0)
+    rig.report(FIRST, 60.0)
+    rig.change("pause", 1)
+    rig.look(2)
+    row = rig.service_state.state.jobs.rows[0]
+    assert rig.status(1) == "paused"
+    # The process dies of the signal, with no checkpoint.
+    assert (row["losses"], row["done_steps"]) == (1, 0.0)
+    assert [event.kind for event in rig.store.events(0, 10_000)].count("work-lost") == 1
+
+
 def test_a_lease_that_saves_and_a_checkpoint_make_a_job_one_that_may_be_stopped(one_device):
     rig = one_device
     rig.submit(preemptible=None)

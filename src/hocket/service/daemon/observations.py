@@ -22,7 +22,9 @@ from hocket.service.records import AttemptRecord
 NEVER_RAN = (126, 127)
 """Exit codes by which shells report a command that is missing or cannot be executed."""
 PREEMPTED_OUTCOMES = ("preempted", "moved", "drained")
-"""Outcomes of attempts that a round stopped, while their job waits for devices again."""
+"""Outcomes of attempts that were stopped for other jobs or for a drain."""
+_OTHER_INTERRUPTIONS = ("resized", "paused")
+"""Outcomes of other attempts that were stopped although their job goes on later."""
 
 
 def begun(transaction: Transaction, names: Sequence[AttemptName]) -> None:
@@ -65,8 +67,13 @@ def _end(transaction: Transaction, attempt: AttemptRecord, status: Status) -> No
     name = status.name
     if attempt.stopping_since_s is not None:
         transaction.close(name, attempt.outcome, status.exit_code)
-        if attempt.outcome in PREEMPTED_OUTCOMES and phase_of(transaction.state, name.job) != ENDED:
-            _count_loss(transaction, name.job, status)
+        goes_on = phase_of(transaction.state, name.job) != ENDED
+        if goes_on and attempt.outcome in PREEMPTED_OUTCOMES:
+            _count_loss(transaction, name, has_saved=status.exit_code == 0)
+        elif goes_on and attempt.outcome in _OTHER_INTERRUPTIONS:
+            # Few commands answer the signal; only steps that were reported and not saved count, as
+            # a job that loses work keeps its number of devices for good.
+            _count_loss(transaction, name, has_saved=True)
         return
     transaction.close(name, "lost" if status.phase == LOST else "failed", status.exit_code)
     if status.exit_code in NEVER_RAN:
@@ -75,18 +82,17 @@ def _end(transaction: Transaction, attempt: AttemptRecord, status: Status) -> No
         _fail(transaction, name, _complaint(status))
 
 
-def _count_loss(transaction: Transaction, number: int, status: Status) -> None:
-    """Report work lost by preemption to the rounds.
-
-    Work is lost if the attempt did not end by itself, or reported more steps than it had saved.
-    """
+def _count_loss(transaction: Transaction, name: AttemptName, *, has_saved: bool) -> None:
+    """Report an attempt that lost work when it was stopped to the rounds: it is not thought to have
+    saved, or reported more steps than it saved."""
+    number = name.job
     job, checkpoint = transaction.jobs[number], transaction.checkpoints.get(number)
     saved_steps = 0.0 if checkpoint is None else checkpoint.step
-    if status.exit_code == 0 and job.done_steps <= saved_steps:
+    if has_saved and job.done_steps <= saved_steps:
         return
     transaction.happen(Lose(time_s=transaction.time_s, number=number, saved_steps=saved_steps))
     transaction.put_job(replace(transaction.jobs[number], done_steps=saved_steps))
-    transaction.note("work-lost", number, attempt=status.name.attempt, saved_steps=saved_steps)
+    transaction.note("work-lost", number, attempt=name.attempt, saved_steps=saved_steps)
 
 
 def _give_up(transaction: Transaction, number: int, message: str) -> None:
