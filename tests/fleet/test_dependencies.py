@@ -112,7 +112,7 @@ def test_blocked_jobs_earn_nothing():
 @pytest.mark.parametrize("needed", [2, 7])
 def test_a_job_after_itself_or_nothing_is_refused(needed):
     state = step(fleet(1), Submit(time_s=0.0, jobs=(job(1),)))[0]
-    with pytest.raises(UsageError, match="comes after a job that is not there"):
+    with pytest.raises(UsageError, match="depends on a job that does not exist"):
         step(state, Submit(time_s=0.0, jobs=(job(2, after=((needed, "ok"),)),)))
 
 

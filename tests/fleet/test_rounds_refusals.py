@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hocket.base.errors import UsageError
@@ -12,6 +14,7 @@ from hocket.fleet.rounds import (
     FleetDevice,
     Job,
     Progress,
+    RemoveDevices,
     Rules,
     Submit,
     Tick,
@@ -74,3 +77,15 @@ def test_what_cannot_be_is_refused() -> None:
             step(state, event)
     with pytest.raises(UsageError, match="at least one device type"):
         new_state((), ())
+
+
+def test_a_device_that_works_is_not_moved_to_another_server() -> None:
+    state = fleet(2)
+    known = FleetDevice(name="fast0", device_type="fast", server="f0")
+    state, _ = step(state, AddDevices(time_s=0.0, devices=(known,)))
+    moved = AddDevices(time_s=0.0, devices=(replace(known, server="f7"),))
+    with pytest.raises(UsageError, match="works on another server"):
+        step(state, moved)
+    state, _ = step(state, RemoveDevices(time_s=0.0, names=("fast0",)))
+    state, _ = step(state, moved)
+    assert state.layout.largest_server[0] == 1

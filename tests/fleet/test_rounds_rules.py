@@ -1,10 +1,14 @@
-"""Single rules of the rounds' kernels, run as plain Python on a few devices."""
+"""The table of the round rules, and the eviction rule on small servers."""
 
+import dataclasses
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from hocket.fleet.policies import POLICIES
 from hocket.fleet.rounds import Rules, rules
 from hocket.fleet.rounds.assign import slack_rounds
 from hocket.fleet.rounds.kernels import place, wishes
@@ -218,3 +222,14 @@ def test_equal_deficits_are_ordered_by_the_next_keys_and_then_stay():
 )  # fmt: skip
 def test_short_jobs_go_first_unless_an_end_is_what_counts(policy, rounds):
     assert slack_rounds(Rules(policy=policy)) == rounds
+
+
+def test_the_page_names_settings_and_policies_that_exist() -> None:
+    pages = Path(__file__).parents[2] / "docs" / "concepts"
+    text = (pages / "fleet_rounds.md").read_text()
+    named = set(re.findall(r"`([a-z_]+_(?:rounds|s))`", text))
+    assert "patience_rounds" in named
+    assert named <= {one.name for one in dataclasses.fields(Rules)}
+    row = (pages / "fleet.md").read_text()
+    assert len(POLICIES) == 15
+    assert "fifteen policies" in row

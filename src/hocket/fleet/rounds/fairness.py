@@ -8,7 +8,7 @@ other jobs of its group. Short jobs go before long ones within a group, but not 
 
 Quotas limit the devices that a user or a team holds at once, and their device time per week. Jobs
 beyond a quota wait; no running job is stopped because of one. A higher priority level goes first,
-whatever the deficits.
+except before a job whose deficit exceeds the patience or a gang with reserved devices.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@
    (`stop_cost_rounds`).
 3. A job with too large a deficit is reserved (`has_large_deficit`), and so is a gang that has
    waited too long while bound jobs hold what it needs (`has_waited_too_long`). Reserved jobs come
-   first. One that cannot start gets the earliest time at which enough devices will be free.
+   first, whatever the priorities. One that cannot start gets the earliest time at which enough
+   devices will be free.
 4. A job may backfill devices before a reservation if it ends in time (`ends_in_s`) or can be
    stopped; `kernels/grant.py` keeps free devices by time for that.
 5. Under ``fifo`` every job is reserved in order of arrival: conservative backfill.
@@ -35,7 +36,7 @@ no known end.
 RESERVED_FIRST = 1e6
 """Rounds by which reserved jobs go before others."""
 PRIORITY_FIRST = 1e4
-"""Rounds by which a priority level goes before the next."""
+"""Rounds by which a priority level goes before the next, among jobs that are not reserved."""
 FILLING_LAST = -1e6
 """Rounds by which wishes without a deficit come after all deficits."""
 MAX_DOUBLINGS = 5

@@ -417,8 +417,13 @@ def with_devices(state: FleetState, devices: tuple[FleetDevice, ...]) -> FleetSt
             raise UsageError(
                 f"device {device.name!r} is there as {state.device_types[device_type[at]]!r}"
             )
+        key = (its_type, device.server or device.name)
+        if is_up[at] and servers.get(key) != server[at]:
+            raise UsageError(
+                f"device {device.name!r} works on another server than {key[1]!r}",
+                hint="remove the device before it is added elsewhere",
+            )
         if not is_up[at]:
-            key = (its_type, device.server or device.name)
             device_type[at], server[at], is_up[at] = (
                 its_type,
                 servers.setdefault(key, len(servers)),

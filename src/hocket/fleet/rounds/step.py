@@ -157,9 +157,9 @@ def _submit(state: FleetState, jobs: Jobs, event: Submit) -> tuple[FleetState, A
     for job in event.jobs:
         known.add(job.number)
         if not all(needed in known and needed != job.number for needed, _ in job.after):
-            raise UsageError(f"job {job.number} comes after a job that is not there")
+            raise UsageError(f"job {job.number} depends on a job that does not exist")
         if job.number <= last:
-            raise UsageError(f"job {job.number} comes after job {last}: numbers must rise")
+            raise UsageError(f"job number {job.number} is not larger than {last}, the last one")
         if not _fits(state, job):
             raise UsageError(f"job {job.number} does not fit the fleet")
         if state.pair_table is not None and not -1 <= job.profile < state.num_profiles:
