@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import hocket
+from hocket.base.errors import UsageError
 from hocket.capture import CaptureWarning
 from hocket.capture.sizes import capture_sizes
 from hocket.graph.graph import Phase
@@ -307,6 +308,23 @@ def _state_error(found, expected):
         for index, slots in expected["state"].items()
         for key, value in slots.items()
     )
+
+
+def shuffled(tell):
+    """The errors of a rank whose first batch differs from that of rank 0."""
+    found = []
+    for degrees in ({"data": 2}, {"pipeline": 2}):
+        torch.manual_seed(0)
+        model, batches, forward = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        plan = ParallelConfig(**degrees, global_batch=9, microbatch=3)
+        train = hocket.prepare(model, optimizer, batches[0], forward=forward, plan=plan)
+        rows, labels = batches[0]
+        try:
+            train.step((rows + int(os.environ["RANK"]), labels))
+        except UsageError as error:
+            found.append(f"{error.message}; {error.hint}")
+    return found
 
 
 def differences(tell, folder, cases, steps=None):

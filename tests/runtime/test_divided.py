@@ -4,7 +4,7 @@ import functools
 
 import forked
 import pytest
-from runtime.divided_ranks import differences, write_plans
+from runtime.divided_ranks import differences, shuffled, write_plans
 
 SMALL = (
     "unequal", "owners", "sharded", "pipeline", "tied-split", "looped", "hollow", "placed",
@@ -93,3 +93,11 @@ def test_a_checkpoint_resumes_on_other_ranks_with_another_config(found, case):
     for seen in found(case):
         for what, error in seen.items():
             assert error < TOLERANCE, (what, error)
+
+
+def test_ranks_that_shuffle_for_themselves_are_refused_in_the_first_step():
+    for errors in forked.answers(2, shuffled):
+        assert len(errors) == 2
+        for error in errors:
+            assert "rank 1 was given another batch than rank 0" in error
+            assert "manual_seed(0)" in error

@@ -8,6 +8,7 @@ that another rank has caused, so that the failed rank is reported and not this o
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
 import socket
 import sys
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from hocket.base.errors import RunError, UsageError
+from hocket.capture.fake import batch_tensors
 from hocket.processes.root_cause import CONSEQUENCE
 
 _PATIENCE = timedelta(days=1)
@@ -128,6 +130,30 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def require_same_batch(batch: Any) -> None:
+    """Refuse batches that differ between ranks; all ranks call it together.
+
+    Each rank trains on its part of one global batch. If every rank shuffled for itself, samples
+    would be missed or repeated, and a pipeline would mix inputs and labels of different batches.
+    """
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    digest = hashlib.blake2b()
+    for name, tensor in batch_tensors(batch):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        if tensor.layout == torch.strided and not tensor.is_meta:
+            flat = tensor.detach().cpu().contiguous().flatten()
+            digest.update(flat.view(torch.uint8).numpy().data)
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, digest.hexdigest())
+    if others := [rank for rank, other in enumerate(found) if other != found[0]]:
+        raise UsageError(
+            f"rank {others[0]} was given another batch than rank 0",
+            hint="every rank takes the same global batch: seed a shuffling DataLoader alike on all "
+            "ranks (generator=torch.Generator().manual_seed(0)) and use no DistributedSampler",
+        )
 
 
 def broadcast_text(text: str, owner: int, device: torch.device) -> str:

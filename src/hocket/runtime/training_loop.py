@@ -42,7 +42,7 @@ from hocket.runtime.checkpoint import (
 )
 from hocket.runtime.offload.patched_forward import require_unclaimed
 from hocket.runtime.process_settings import deferred_gc
-from hocket.runtime.ranks import broadcast_text, rank_device
+from hocket.runtime.ranks import broadcast_text, rank_device, require_same_batch
 from hocket.runtime.replay import REPLAYED
 from hocket.runtime.strategy import (
     Correction,
@@ -52,6 +52,9 @@ from hocket.runtime.strategy import (
     innermost,
 )
 from hocket.simulate.timeline import Timeline
+
+_MAX_COMPARED = 2
+"""Number of batches that are compared between ranks."""
 
 
 class DriftWarning(UserWarning):
@@ -81,6 +84,8 @@ class TrainingLoop:
         self._strategy = strategy
         self.correction: Correction | None = None
         """Replaces the strategy if the first steps show that another one is faster."""
+        self._num_compared = 0
+        """Number of batches that were compared between ranks."""
         self._is_updated = False
         """True if an update has used the current gradients."""
         self._turn = threading.RLock()
@@ -129,6 +134,7 @@ class TrainingLoop:
             if self._is_updated:
                 self._drop_gradients()
             share = 1.0 / self.options.accumulate if weight is None else weight
+            self._compare(batch)
             batch = self._padded(batch)
             is_alone = not accumulate and self.options.clip_norm is None
             self._strategy.expect(self.optimizer if is_alone else None)
@@ -145,6 +151,13 @@ class TrainingLoop:
                 self._update()
             self._watch_over(loss, batch)
             return loss
+
+    def _compare(self, batch: Any) -> None:
+        """Refuse batches that differ between ranks, in the first steps of this process."""
+        # Loaders that shuffle differently do so from the first batch, so later steps need not pay.
+        if self._num_compared < _MAX_COMPARED:
+            self._num_compared += 1
+            require_same_batch(batch)
 
     @contextmanager
     def _correcting(self) -> Iterator[None]:
@@ -166,6 +179,7 @@ class TrainingLoop:
         self._is_updated, self.outputs = False, None
         self._strategy.expect(None)
         self._strategy.set_requires_gradient_sync(True)
+        self._compare(batch)
         loss, self.outputs = self._strategy.forward(self._padded(batch), self.num_steps + 1)
         self.num_steps += 1
         return loss
