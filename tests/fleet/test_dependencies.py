@@ -23,6 +23,7 @@ from hocket.fleet.rounds import (
     step,
 )
 from hocket.fleet.rounds.dependencies import next_limit_s, over_limit
+from hocket.fleet.rounds.events import Leave
 from hocket.fleet.rounds.reasons import reason
 from hocket.fleet.rounds.state import PHASES
 
@@ -86,6 +87,31 @@ def test_a_job_waits_for_all_that_it_comes_after():
     assert phases(state)[3] == "blocked"
     state, _ = step(state, Finish(time_s=2.0, numbers=(2,)))
     assert phases(state)[3] == "running"
+    assert not len(state.dependencies)
+
+
+@pytest.mark.parametrize(("condition", "phase"), [("any", "running"), ("ok", "ended")])
+def test_a_job_waits_until_the_processes_of_an_ended_job_are_gone(condition, phase):
+    state = chain(condition)
+    state, actions = step(state, Cancel(time_s=1.0, numbers=(1,), living=frozenset({1})))
+    assert phases(state)[2] == "blocked"
+    # A job that is submitted now waits for them too, and a round forgets the ended job.
+    late = job(4, after=((1, "any"),))
+    state, _ = step(state, Submit(time_s=2.0, jobs=(late,), living=frozenset({1})))
+    state, _ = step(state, Tick(time_s=state.next_tick_s))
+    assert phases(state) == {2: "blocked", 3: "blocked", 4: "blocked"}
+    state, actions = step(state, Leave(time_s=state.time_s, number=1, reason="cancelled"))
+    assert phases(state)[2] == phase
+    assert 4 in [start.number for start in actions.starts]
+
+
+def test_a_long_chain_of_jobs_ends_with_its_first():
+    size = 3_000
+    jobs = (job(1), *(job(n, after=((n - 1, "ok"),)) for n in range(2, size + 1)))
+    state = step(fleet(1), Submit(time_s=0.0, jobs=jobs))[0]
+    state, actions = step(state, Cancel(time_s=1.0, numbers=(1,)))
+    assert set(phases(state).values()) == {"ended"}
+    assert len(list(actions.stops)) == size
     assert not len(state.dependencies)
 
 

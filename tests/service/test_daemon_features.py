@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hocket.base.errors import UsageError
-from hocket.service.daemon import commands, decision_log
+from hocket.service.daemon import commands, decision_log, observations
 from hocket.service.executors.executor import AttemptName
 from hocket.service.metrics import FleetMetrics
 from hocket.service.server_config import ServerConfig, TeamConfig, UserLimits
@@ -43,6 +43,58 @@ def test_a_job_starts_after_the_success_of_another(rig, engine):
     assert rig.status(rig.submit("late", after=("1",))) != "blocked"
     with pytest.raises(UsageError, match=r"job 1 has ended \(succeeded\).*its failure"):
         rig.submit("never", after=("1:failed",))
+
+
+@pytest.mark.parametrize("how", ["cancel", "limit", "report", "silence"])
+def test_a_job_starts_only_when_no_process_of_the_other_is_left(rig, engine, how):
+    rig.submit("prep", retries=0, time_limit_s=90.0, grace_s=3600.0)
+    rig.submit("eval", after=("prep:any",))
+    rig.look(2)
+    first = AttemptName(1, 1)
+    engine.processes[first].is_stubborn = True
+    if how == "cancel":
+        rig.change("cancel", 1)
+    elif how == "limit":
+        rig.later(91.0)
+    elif how == "report":
+        rig.report(first, 10.0, is_finished=True)
+    else:
+        rig.ask(observations.silent, name=first, silence_s=1.0)
+    late = rig.submit("late", after=("1:any",))
+    rig = rig.again()
+    for _ in range(3):
+        rig.later(61.0)
+        rig.look()
+        assert rig.status(1) == "stopping"
+        assert {rig.status(2), rig.status(late)} == {"blocked"}
+    engine.exit(first, -15)
+    rig.look(2)
+    assert rig.status(1) not in ("stopping", "running")
+    assert "blocked" not in (rig.status(2), rig.status(late))
+
+
+def test_the_end_of_a_stopping_job_is_known_to_later_jobs(rig, engine):
+    rig.submit("prep")
+    rig.look(2)
+    rig.change("cancel", 1)
+    with pytest.raises(UsageError, match=r"job 1 has ended \(cancelled\).*its success"):
+        rig.submit("train", after=("1",))
+    rig.submit("train", after=("1:any",))
+    assert rig.status(2) == "blocked"
+    engine.exit(AttemptName(1, 1), -15)
+    rig.look(2)
+    assert rig.status(2) in ("starting", "running")
+
+
+def test_arrays_with_too_many_dependencies_are_refused(rig):
+    rig.submit("first", array=1000)
+    with pytest.raises(UsageError, match="at most 10,000 dependencies"):
+        rig.submit("second", array=11, after=("1:any",))
+    last = rig.submit("second", array=10, after=("1:any",))
+    assert len(rig.service_state.state.dependencies) == 10_000
+    rig.change("cancel", 2)
+    assert len(rig.service_state.state.dependencies) == 9_990
+    assert rig.status(last) == "blocked"
 
 
 def test_a_command_that_cannot_run_ends_those_after_its_success(rig, engine):

@@ -2,7 +2,8 @@
 
 A job that comes after others is blocked until each of them has ended as it must: ``ok`` (it
 finished), ``failed`` (it was given up or timed out) or ``any``. Where one ends otherwise, the job
-ends too, without having run, and so do those that come after it.
+ends too, without having run, and so do those that come after it. A job counts as ended when its
+processes are gone.
 """
 
 from __future__ import annotations
@@ -51,38 +52,36 @@ def with_new(state: FleetState, fresh: tuple[Job, ...]) -> FleetState:
 
 
 def settle(
-    state: FleetState, jobs: Jobs, ended: LongArray, reason: int, before: Actions
+    state: FleetState, jobs: Jobs, ended: list[int], reason: int, before: Actions
 ) -> tuple[FleetState, Actions]:
-    """Unblock or end the jobs that waited for jobs that have just ended; ``jobs`` are changed in
-    place.
+    """Unblock or end the jobs that waited for the jobs with the numbers ``ended``; ``jobs`` are
+    changed in place.
 
     Jobs that end because a dependency failed are listed as stopped, even if they never ran.
     """
-    edges = state.dependencies.tolist()
-    if not edges:
+    edges = state.dependencies
+    if not len(edges):
         return state, before
-    ends = [(int(number), reason) for number in jobs.rows["number"][ended]]
-    failed: list[int] = []
-    while ends:
-        number, why = ends.pop()
-        # The job has ended, so what it waited for does not matter any more.
-        edges = [edge for edge in edges if edge[0] != number]
-        for job, needed, condition in [edge for edge in edges if edge[1] == number]:
-            edges.remove([job, needed, condition])
-            if not is_satisfied(CONDITIONS[condition], why) and job not in failed:
-                failed.append(job)
-                ends.append((job, DEPENDENCY))
     rows = jobs.rows
-    at = np.searchsorted(rows["number"], np.array(failed, dtype=np.int64))
+    failed: list[LongArray] = []
+    numbers = np.array(ended, dtype=np.int64)
+    while len(numbers):
+        # The jobs have ended, so what they waited for does not matter any more.
+        edges = edges[~np.isin(edges[:, 0], numbers)]
+        is_over = np.isin(edges[:, 1], numbers)
+        breaks = np.array([not is_satisfied(condition, reason) for condition in CONDITIONS])
+        numbers = np.unique(edges[is_over & breaks[edges[:, 2]], 0])
+        edges, reason = edges[~is_over], DEPENDENCY
+        failed.append(numbers)
+    at = np.searchsorted(rows["number"], np.concatenate([*failed, numbers]))
     rows["phase"][at] = ENDED
-    free = (rows["phase"] == BLOCKED) & ~np.isin(rows["number"], [edge[0] for edge in edges])
+    free = (rows["phase"] == BLOCKED) & ~np.isin(rows["number"], edges[:, 0])
     rows["phase"][free] = WAITING
     rows["waiting_since_s"][free] = state.time_s
-    rest = np.array(edges, dtype=np.int64).reshape(-1, 3)
     if not len(at):
-        return state.but(dependencies=rest), before
+        return state.but(dependencies=edges), before
     skipped = only_stops(rows["number"][at], rows["attempt"][at], DEPENDENCY)
-    return state.but(dependencies=rest), with_stops(skipped, before)
+    return state.but(dependencies=edges), with_stops(skipped, before)
 
 
 # ── limits of time ───────────────────────────────────────────────────────────────────────────────

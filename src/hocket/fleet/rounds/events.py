@@ -13,6 +13,8 @@ class Submit:
 
     time_s: float
     jobs: tuple[Job, ...]
+    living: frozenset[int] = frozenset()
+    """Jobs with processes that may still run; `Leave` follows when these have ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +23,8 @@ class Finish:
 
     time_s: float
     numbers: tuple[int, ...]
+    living: frozenset[int] = frozenset()
+    """Jobs with processes that may still run; `Leave` follows when these have ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +35,8 @@ class Cancel:
     numbers: tuple[int, ...]
     is_failure: bool = False
     """True if they cannot be run at all: jobs that come after their failure may start."""
+    living: frozenset[int] = frozenset()
+    """Jobs with processes that may still run; `Leave` follows when these have ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +45,18 @@ class TimeOut:
 
     time_s: float
     numbers: tuple[int, ...]
+    living: frozenset[int] = frozenset()
+    """Jobs with processes that may still run; `Leave` follows when these have ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leave:
+    """The last process of an ended job is gone, so jobs that come after it may start."""
+
+    time_s: float
+    number: int
+    reason: str
+    """Why the job ended, one of `STOP_REASONS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +85,8 @@ class Fail:
     attempt: int
     done_steps: float | None = None
     """Steps that a checkpoint saved; None where nothing is known, then those of the last round."""
+    living: frozenset[int] = frozenset()
+    """Jobs with processes that may still run; `Leave` follows when these have ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +176,7 @@ Event = (
     | Finish
     | Cancel
     | TimeOut
+    | Leave
     | Drain
     | Reopen
     | Fail

@@ -26,6 +26,7 @@ from hocket.fleet.rounds.actions import (
     NOTHING,
     PAUSED_BY_USER,
     RESIZED,
+    STOP_REASONS,
     TIMED_OUT,
     Actions,
     only_stops,
@@ -40,6 +41,7 @@ from hocket.fleet.rounds.events import (
     Fail,
     Finish,
     GangSize,
+    Leave,
     Lose,
     Pause,
     Progress,
@@ -154,6 +156,7 @@ def _submit(state: FleetState, jobs: Jobs, event: Submit) -> tuple[FleetState, A
     first = len(jobs.rows) - len(event.jobs)
     last = int(jobs.rows["number"][first - 1]) if first else -1
     known = set(jobs.rows["number"][:first][jobs.rows["phase"][:first] != ENDED].tolist())
+    known |= event.living
     for job in event.jobs:
         known.add(job.number)
         if not all(needed in known and needed != job.number for needed, _ in job.after):
@@ -201,22 +204,32 @@ def _fits(state: FleetState, job: Job) -> bool:
 def _finish(state: FleetState, jobs: Jobs, event: Finish) -> tuple[FleetState, Actions]:
     at = _rows(state, event.numbers)
     jobs.rows["done_steps"][at] = jobs.rows["total_steps"][at]
-    return _end(state, jobs, at, FINISHED)
+    return _end(state, jobs, at, FINISHED, event.living)
 
 
 def _cancel(state: FleetState, jobs: Jobs, event: Cancel) -> tuple[FleetState, Actions]:
     reason = GIVEN_UP if event.is_failure else CANCELLED
-    return _end(state, jobs, _rows(state, event.numbers), reason)
+    return _end(state, jobs, _rows(state, event.numbers), reason, event.living)
 
 
 def _time_out(state: FleetState, jobs: Jobs, event: TimeOut) -> tuple[FleetState, Actions]:
-    return _end(state, jobs, _rows(state, event.numbers), TIMED_OUT)
+    return _end(state, jobs, _rows(state, event.numbers), TIMED_OUT, event.living)
 
 
-def _end(state: FleetState, jobs: Jobs, at: LongArray, reason: int) -> tuple[FleetState, Actions]:
+def _end(
+    state: FleetState, jobs: Jobs, at: LongArray, reason: int, living: frozenset[int]
+) -> tuple[FleetState, Actions]:
     state, actions = _stop(state, jobs, at, reason, ENDED)
     hand_on_credit(state, jobs, at)
-    state, actions = dependencies.settle(state, jobs, at, reason, actions)
+    # Processes that still run may write what the next jobs read.
+    gone = [number for number in jobs.rows["number"][at].tolist() if number not in living]
+    state, actions = dependencies.settle(state, jobs, gone, reason, actions)
+    return _react(state.but(is_dirty=True), jobs, actions)
+
+
+def _leave(state: FleetState, jobs: Jobs, event: Leave) -> tuple[FleetState, Actions]:
+    reason = STOP_REASONS.index(event.reason)
+    state, actions = dependencies.settle(state, jobs, [event.number], reason, NOTHING)
     return _react(state.but(is_dirty=True), jobs, actions)
 
 
@@ -235,7 +248,7 @@ def _fail(state: FleetState, jobs: Jobs, event: Fail) -> tuple[FleetState, Actio
     max_failures = int(jobs.rows["max_failures"][at[0]]) or state.rules.max_failures
     # A job may set its own limit; 0 stands for that of the rules.
     if jobs.rows["failures"][at[0]] >= max_failures:
-        return _end(state, jobs, at, GIVEN_UP)
+        return _end(state, jobs, at, GIVEN_UP, event.living)
     state, actions = _stop(state, jobs, at, FAILED, WAITING)
     return _react(state, jobs, actions)
 
@@ -429,6 +442,7 @@ _HANDLERS: dict[type, Callable[[FleetState, Jobs, Any], tuple[FleetState, Action
     Finish: _finish,
     Cancel: _cancel,
     TimeOut: _time_out,
+    Leave: _leave,
     Drain: _drain,
     Reopen: _reopen,
     Fail: _fail,

@@ -50,13 +50,21 @@ from hocket.service.errors import (
     StaleAttemptError,
 )
 from hocket.service.executors.executor import AttemptName
-from hocket.service.records import AttemptRecord, CheckpointRecord, JobRecord, LeaseAnswer
+from hocket.service.records import (
+    AttemptRecord,
+    CheckpointRecord,
+    JobRecord,
+    JobStatus,
+    LeaseAnswer,
+)
 from hocket.service.server_config import ServerConfig
 from hocket.service.spec import JobSpec, is_preemptible, on_gang, parse_after
 from hocket.service.store.tables import KeyRecord
 
 FindKey = Callable[[str], KeyRecord | None]
 FindJob = Callable[[int], JobRecord | None]
+MAX_EDGES = 10_000
+"""Maximum number of dependencies that one submission may add; each is a row of the state."""
 
 # ── people ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -95,6 +103,13 @@ def submit(
         )
     _refuse_where_it_runs_nowhere(spec, transaction.state.device_types, capacity)
     after = needed_jobs(transaction, spec, owner, find_job)
+    if len(after) * (spec.array or 1) > MAX_EDGES:
+        raise UsageError(
+            f"{spec.array or 1} jobs would wait for {len(after)} jobs each; together at most "
+            f"{MAX_EDGES:,} dependencies are allowed",
+            hint="submit one job that comes after all of those, and these after that one",
+            where="after",
+        )
     number = transaction.last_number + 1
     priority = config.level(spec.priority)
     state, team = _with_name(transaction.state, "teams", spec.team, config)
@@ -143,7 +158,7 @@ def submit(
 def needed_jobs(
     transaction: Transaction, spec: JobSpec, owner: str, find_job: FindJob
 ) -> tuple[tuple[int, str], ...]:
-    """Jobs that have not ended and for which a new job must wait.
+    """Jobs for which a new job must wait, because they or their processes have not ended.
 
     Raises `UsageError` if a job is unknown, or has ended in a way that breaks the condition.
     """
@@ -153,19 +168,23 @@ def needed_jobs(
         for record in _referred(transaction, reference, owner, find_job):
             if phase_of(transaction.state, record.number) != ENDED:
                 needed[record.number] = condition
-            elif not _has_ended_so(record, condition):
+                continue
+            status = transaction.verdict(record)
+            if not _has_ended_so(status, condition):
                 raise UsageError(
-                    f"job {record.number} has ended ({record.status}), and this one comes after "
+                    f"job {record.number} has ended ({status}), and this one comes after "
                     f"{'its success' if condition == 'ok' else 'its failure'}",
                     hint=f'write "{record.number}:any" to run it anyway',
                     where="after",
                 )
+            if record.number in transaction.attempts:
+                needed[record.number] = condition
     return tuple(needed.items())
 
 
-def _has_ended_so(record: JobRecord, condition: str) -> bool:
+def _has_ended_so(status: JobStatus, condition: str) -> bool:
     statuses = {"ok": ("succeeded",), "failed": ("failed", "timed out")}
-    return condition == "any" or record.status in statuses[condition]
+    return condition == "any" or status in statuses[condition]
 
 
 def _referred(

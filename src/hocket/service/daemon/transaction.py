@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hocket.fleet.rounds.actions import Start, Stop
-from hocket.fleet.rounds.events import Event
+from hocket.fleet.rounds.events import Cancel, Event, Fail, Finish, Leave, Submit, TimeOut
 from hocket.fleet.rounds.state import BLOCKED, PAUSED, RUNNING, FleetState
 from hocket.fleet.rounds.state import ENDED as STATE_ENDED
 from hocket.fleet.rounds.step import step
@@ -106,6 +106,8 @@ class Transaction:
         """
         before = self.state if state is None else state
         round_number = self.state.round_number
+        if isinstance(event, (Submit, Finish, Cancel, TimeOut, Fail)):
+            event = replace(event, living=self._living(event))
         self.state, actions = step(before, event)
         self.decisions += [describe_stop(stop) for stop in actions.stops]
         self.decisions += [describe_start(before, self.state, one) for one in actions.starts]
@@ -270,10 +272,47 @@ class Transaction:
         holders = (find(self.attempts, name) for name in self._held.get(device, ()))
         return any(one is not None and one.stopping_since_s is not None for one in holders)
 
+    def _living(self, event: Submit | Finish | Cancel | TimeOut | Fail) -> frozenset[int]:
+        """Jobs of an event, or those that its new jobs come after, that have a started attempt."""
+        if isinstance(event, Submit):
+            numbers = {needed for job in event.jobs for needed, _ in job.after}
+        else:
+            numbers = {event.number} if isinstance(event, Fail) else {*event.numbers}
+        return frozenset(
+            number
+            for number in numbers
+            if any(one.started_s is not None for one in self.attempts.get(number, ()))
+        )
+
+    def verdict(self, record: JobRecord) -> JobStatus:
+        """Final status of a job that has ended, also while its processes are being stopped."""
+        if record.status in ENDED:
+            return record.status
+        open_attempts = self.attempts.get(record.number, ())
+        why = self._ends.get(record.number) or (
+            open_attempts[-1].outcome if open_attempts else self._why_closed(record.number)
+        )
+        return _VERDICTS[why]
+
+    def _let_successors_start(self) -> None:
+        """Unblock the jobs that come after jobs whose last attempt closed in this batch."""
+        touched = np.array(list(self._touched), dtype=np.int64)
+        needed = touched[np.isin(touched, self.state.dependencies[:, 1])]
+        for number in needed.tolist():
+            if number not in self.attempts and phase_of(self.state, number) == STATE_ENDED:
+                why = self._ends.get(number) or self._why_closed(number)
+                self.happen(Leave(time_s=self.time_s, number=number, reason=why))
+        before, now = self._before.state.dependencies, self.state.dependencies
+        if before is not now:
+            # Unblocked jobs that do not start at once are queued from now on.
+            unblocked = np.setdiff1d(before[:, 0], now[:, 0]).tolist()
+            self._touched.update((number, None) for number in unblocked if number in self.jobs)
+
     # ── the end of the batch ──
 
     def finish(self) -> tuple[ServiceState, Batch]:
         """The state after this batch, and the rows to store."""
+        self._let_successors_start()
         self._tell()
         changed = [record for number in self._touched if (record := self._refreshed(number))]
         before = self._before
@@ -333,19 +372,19 @@ class Transaction:
         if newest is not None:
             return "stopping"
         if phase == STATE_ENDED:
-            return _VERDICTS[self._ends.get(record.number) or self._why_closed(record)]
+            return self.verdict(record)
         if phase == BLOCKED:
             return "blocked"
         return "paused" if phase == PAUSED else "queued"
 
-    def _why_closed(self, record: JobRecord) -> str:
+    def _why_closed(self, number: int) -> str:
         """Reason why a job ended in an earlier batch; stored with its attempts until the last one
         closes.
         """
         return next(
             attempt.outcome
             for name, attempt in self._changed_attempts.items()
-            if name.job == record.number
+            if name.job == number
         )
 
 
