@@ -265,3 +265,19 @@ def test_experts_that_drop_nothing_keep_samples_apart():
     assert any("grouped_mm" in kind for kind in graph.kinds)
     assert graph.other_batch is not None
     assert not where_samples_meet(graph)
+
+
+@pytest.mark.parametrize("counts_answers", [False, True])
+def test_label_smoothing_is_a_mean_over_samples(counts_answers):
+    def smoothed(model, batch):
+        return functional.cross_entropy(model(batch[0]), batch[1], label_smoothing=0.1)
+
+    def by_own_answers(model, batch):
+        scores = model(batch[0])
+        right = scores.argmax(1) == batch[1]
+        return functional.cross_entropy(scores, batch[1], reduction="sum") / right.sum()
+
+    model, batch = nn.Linear(8, 4), (torch.randn(6, 8), torch.randint(0, 4, (6,)))
+    loss = by_own_answers if counts_answers else smoothed
+    graph = capture_sizes(model, batch, forward=loss, optimizer="sgd")
+    assert bool(where_samples_meet(graph)) == counts_answers

@@ -173,6 +173,11 @@ def _after(
     if _MADE.fullmatch(text.name):
         return Dependence.NONE
     if known & {Dependence.MEAN, Dependence.TOTAL}:
+        counts = [_counts_labels(graph, tensor) for tensor in reads.tolist()]
+        is_mean = text.name == "div" and (states == Dependence.TOTAL).all() and sum(counts) == 1
+        # The count is the divisor, because the loss has the type of the other tensor.
+        if is_mean and text.args[1].startswith("int"):
+            return Dependence.MEAN
         return _after_sums(text, states, known, ratio)
     made = graph.made_by(op)
     if is_routed:
@@ -182,6 +187,22 @@ def _after(
         return met
     is_dropped = grows[reads[states > 0]].any() and not grows[made.start : made.stop].any()
     return _summed(text) if is_dropped else Dependence.SAMPLES
+
+
+def _counts_labels(graph: Graph, tensor: int) -> bool:
+    """True if a tensor is the number of labels that are not ignored, as with label smoothing.
+
+    Cross entropy itself divides by this number. Other counts may depend on the model's output, so
+    the mean over all samples would not be a mean of the replicas' means.
+    """
+    for name in ("sum", "bitwise_not", "eq"):
+        producer = int(graph.tensor_producer[tensor])
+        if producer < 0 or graph.op_signature[producer] < 0:
+            return False
+        if not graph.signatures[int(graph.op_signature[producer])].startswith(f"aten.{name}."):
+            return False
+        tensor = int(graph.reads_of(producer)[0])
+    return bool(graph.tensor_role[tensor] == Role.INPUT)
 
 
 def _after_sums(
