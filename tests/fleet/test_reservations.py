@@ -26,7 +26,7 @@ from hocket.fleet.rounds import (
     new_state,
     step,
 )
-from hocket.fleet.rounds.assign import _pace, reserve_after_s, speeds_of
+from hocket.fleet.rounds.assign import _parameters, reserve_after_s, speeds_of
 from hocket.fleet.rounds.kernels import grant
 from hocket.fleet.rounds.reasons import reason
 from hocket.fleet.rounds.state import RUNNING, WAITING
@@ -225,8 +225,8 @@ def test_fifo_starts_nobody_later_than_it_was_told_at_first(seed: int) -> None:
 def test_a_gap_of_exactly_its_length_is_free() -> None:
     devices = tuple(FleetDevice(name=str(at), device_type="a") for at in range(9))
     state = new_state(("a",), devices, Rules())
-    pace, speeds = _pace(state.rules, False, False, False), speeds_of(state)
-    drawn = new_round(10.0, state.jobs, NO_PAIRS, pace, speeds, state.layout, state.holders)
+    parameters, speeds = _parameters(state.rules, False, False, False), speeds_of(state)
+    drawn = new_round(10.0, state.jobs, NO_PAIRS, parameters, speeds, state.layout, state.holders)
     grant.begin.function(drawn, 0, 2)
     for start_s, end_s in ((50.0, 90.0), (30.0, 50.0)):
         grant.add.function(drawn, 0, -2, start_s, end_s)

@@ -19,14 +19,14 @@ def fleet(num_servers: int, size: int, rules: Rules) -> FleetState:
     return new_state(("fast",), devices, rules)
 
 
-def gang(number: int, size: int, is_bound: bool = True, **more: float) -> Job:
+def gang(number: int, size: int, needs_one_server: bool = True, **more: float) -> Job:
     return Job(
         number=number,
         name=str(number),
         steps_per_s=(1.0,),
         total_steps=more.pop("steps", 1e9),
         gang=size,
-        spread_steps_per_s=(0.0,) if is_bound else None,
+        spread_steps_per_s=(0.0,) if needs_one_server else None,
         **more,
     )
 

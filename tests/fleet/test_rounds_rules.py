@@ -145,9 +145,9 @@ def test_slack_is_whole_at_the_end_and_half_when_so_many_rounds_are_left():
 INF = np.inf
 TABLE = [
     # rule, arguments, answer, case
-    ("is_bound", (1,), False, "saves its work"),
-    ("is_bound", (0,), True, "saves nothing"),
-    ("is_bound", (-1,), True, "nobody knows"),
+    ("runs_to_end", (1,), False, "saves its work"),
+    ("runs_to_end", (0,), True, "saves nothing"),
+    ("runs_to_end", (-1,), True, "nobody knows"),
     ("is_kept", (True, False, 0.0, 0.0, False), False, "may be stopped at a round"),
     ("is_kept", (True, False, 0.0, 0.0, True), True, "between rounds"),
     ("is_kept", (True, True, 900.0, 0.0, False), True, "bound"),

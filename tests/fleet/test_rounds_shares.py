@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.fleet.rounds import FleetDevice, FleetState, Job, Rules, Submit, Tick, new_state, step
-from hocket.fleet.rounds.assign import _pace, speeds_of
+from hocket.fleet.rounds.assign import _parameters, speeds_of
 from hocket.fleet.rounds.tables import NO_PAIRS, Round, new_round
 
 ROWS = np.array([[4.0, 2.0, 1.0], [3.0, 1.0, 0.0], [2.0, 2.0, 2.0], [6.0, 1.0, 0.5]])
@@ -66,9 +66,9 @@ def test_gavels_order_is_that_of_a_sort_by_three_keys(seed: int, num_jobs: int) 
     jobs.received_s[:] = random.integers(1, 3, jobs.shares.shape) * 360.0
     jobs.credit_s[:] = random.integers(-2, 3, jobs.shares.shape) * 1e-3
     device_types = random.permutation(3)
-    pace, speeds = _pace(Rules(), False, False, False), speeds_of(state)
+    parameters, speeds = _parameters(Rules(), False, False, False), speeds_of(state)
     asked = NO_PAIRS._replace(device_types=device_types)
-    r = new_round(0.0, jobs, asked, pace, speeds, state.layout, state.holders)
+    r = new_round(0.0, jobs, asked, parameters, speeds, state.layout, state.holders)
     num_parts = ordering()(r)
     parts = r.parts[:num_parts].tolist()
     order = [int(wish) for start, stop, _ in parts for wish in r.order[start:stop]]

@@ -341,11 +341,11 @@ def test_jobs_that_finish_together_are_decided_together_but_none_delays_another(
         if isinstance(event, Finish):
             decided.append(len(event.numbers))
             assert 2 not in event.numbers, "a bug"
-        happen(transaction, event, **values)
+        apply_event(transaction, event, **values)
 
-    happen = Transaction.happen
+    apply_event = Transaction.apply_event
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Transaction, "happen", failing)
+        patch.setattr(Transaction, "apply_event", failing)
         for number in (1, 2, 3):
             engine.exit(AttemptName(number, 1), 0)
         rig.look(3)

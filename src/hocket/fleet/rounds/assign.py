@@ -10,25 +10,25 @@ from hocket.base.arrays import LongArray
 from hocket.fleet.rounds.actions import Actions
 from hocket.fleet.rounds.rules import MIN_ROUNDS_TO_RESERVE
 from hocket.fleet.rounds.state import RUNNING, FleetState, Jobs, Rules
-from hocket.fleet.rounds.tables import Asked, Pace, Speeds, new_round
+from hocket.fleet.rounds.tables import Asked, RoundParameters, Speeds, new_round
 
 
 def assign(
-    state: FleetState, jobs: Jobs, asked: Asked, *, keeps_running: bool
+    state: FleetState, jobs: Jobs, asked: Asked, *, is_refill: bool
 ) -> tuple[FleetState, Actions]:
     """Give devices to the most urgent jobs; ``jobs`` are changed in place and belong to the new
     state."""
     from hocket.fleet.rounds.kernels.place import play
 
-    pace = _pace(state.rules, keeps_running, keeps_line(state), backfills(state))
-    pace = pace._replace(
+    parameters = _parameters(state.rules, is_refill, runs_in_arrival_order(state), backfills(state))
+    parameters = parameters._replace(
         reserve_after_s=reserve_after_s(state, jobs), next_round_s=float(state.next_tick_s)
     )
     held = rows_of(jobs, state.holders)
-    made = new_round(state.time_s, jobs, asked, pace, speeds_of(state), state.layout, held)
+    made = new_round(state.time_s, jobs, asked, parameters, speeds_of(state), state.layout, held)
     play(made)
     # Under backfill no shares are solved for: a running job has all of its time where it runs.
-    if pace.backfills:
+    if parameters.backfills:
         running = np.flatnonzero(jobs.rows["phase"] == RUNNING)
         jobs.shares[:] = 0.0
         jobs.shares[running, jobs.rows["device_type"][running]] = 1.0
@@ -49,24 +49,26 @@ def assign(
 
 
 @lru_cache(maxsize=64)
-def _pace(rules: Rules, keeps_running: bool, keeps_line: bool, backfills: bool) -> Pace:
+def _parameters(
+    rules: Rules, is_refill: bool, runs_in_arrival_order: bool, backfills: bool
+) -> RoundParameters:
     # Converted to float: a rule given as an integer would compile the kernels a second time.
     round_s, patience_s = float(rules.round_s), float(rules.patience_rounds * rules.round_s)
-    return Pace(
+    return RoundParameters(
         round_s=round_s,
         stickiness_rounds=float(rules.stickiness_rounds),
         slack_rounds=slack_rounds(rules),
         patience_s=patience_s,
         max_deficit_s=2.0 * patience_s,
         restart_s=float(rules.restart_s),
-        keeps_line=keeps_line,
+        runs_in_arrival_order=runs_in_arrival_order,
         backfills=backfills,
         reserve_after_s=np.inf,
         next_round_s=np.inf,
         # Device types that are equally fast may differ in price.
         keeps_equal=not rules.policy.startswith("min-cost"),
         min_turn_s=float(rules.stickiness_rounds * round_s),
-        keeps_running=keeps_running,
+        is_refill=is_refill,
         by_share=rules.mechanism == "gavel",
     )
 
@@ -77,7 +79,7 @@ def slack_rounds(rules: Rules) -> float:
     return 0.0 if is_about_ends else float(rules.slack_rounds)
 
 
-def keeps_line(state: FleetState) -> bool:
+def runs_in_arrival_order(state: FleetState) -> bool:
     """True if jobs run to their end in order of arrival (improved FIFO without sharing)."""
     is_improved = state.rules.mechanism != "gavel" and state.pair_table is None
     return is_improved and state.rules.policy.startswith("fifo")
@@ -85,7 +87,7 @@ def keeps_line(state: FleetState) -> bool:
 
 def backfills(state: FleetState) -> bool:
     """True under first come, first served with conservative backfill."""
-    return state.rules.policy == "fifo" and keeps_line(state)
+    return state.rules.policy == "fifo" and runs_in_arrival_order(state)
 
 
 def reserve_after_s(state: FleetState, jobs: Jobs) -> float:

@@ -54,7 +54,7 @@ def begin_round(state: FleetState, jobs: Jobs) -> tuple[FleetState, Actions]:
     now."""
     if state.is_dirty and state.time_s - state.solved_s >= state.rules.min_reset_s:
         state = _reset(state, jobs)
-    return assign(state, jobs, _asked(state), keeps_running=False)
+    return assign(state, jobs, _asked(state), is_refill=False)
 
 
 def _reset(state: FleetState, jobs: Jobs) -> FleetState:

@@ -32,7 +32,15 @@ from hocket.fleet.rounds.fairness import (
 )
 from hocket.fleet.rounds.rules import HALF_ROUNDS, UNITS_PER_ROUND
 from hocket.fleet.rounds.share import is_overdue, share
-from hocket.fleet.rounds.state import RUNNING, FleetState, Jobs, PairPlan, Rules, some_rows
+from hocket.fleet.rounds.state import (
+    RUNNING,
+    SHARE_ONLY,
+    FleetState,
+    Jobs,
+    PairPlan,
+    Rules,
+    some_rows,
+)
 from hocket.fleet.rounds.tables import NO_PAIRS, Asked
 
 
@@ -46,7 +54,7 @@ def begin_round(state: FleetState, jobs: Jobs) -> tuple[FleetState, Actions]:
         # would push out all others later.
         np.clip(state.pair_plan.credit_s, -most_s, most_s, out=state.pair_plan.credit_s)
     _settle_groups(state, jobs)
-    return assign(state, jobs, _asked(state, jobs), keeps_running=False)
+    return assign(state, jobs, _asked(state, jobs), is_refill=False)
 
 
 def refill(state: FleetState, jobs: Jobs) -> tuple[FleetState, Actions]:
@@ -59,7 +67,7 @@ def refill(state: FleetState, jobs: Jobs) -> tuple[FleetState, Actions]:
     if state.is_dirty:
         state = _share(state, jobs)
     _settle_groups(state, jobs)
-    return assign(state, jobs, _asked(state, jobs), keeps_running=True)
+    return assign(state, jobs, _asked(state, jobs), is_refill=True)
 
 
 def _settle_groups(state: FleetState, jobs: Jobs) -> None:
@@ -74,7 +82,7 @@ def _share(state: FleetState, jobs: Jobs) -> FleetState:
     """Compute new shares, unless the last ones are younger than ``min_solve_s``."""
     if backfills(state):
         # Under backfill the order of jobs decides alone; there is nothing to solve.
-        jobs.rows["has_share"] = 2
+        jobs.rows["has_share"] = SHARE_ONLY
         return state.but(solved_s=state.time_s, is_dirty=False)
     is_due = state.time_s - state.solved_s >= state.rules.min_solve_s
     return share(state, jobs) if is_due else state

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.fleet.rounds.fairness import OVER_USER_QUOTA
-from hocket.fleet.rounds.state import BLOCKED, CONDITIONS, PAUSED, RUNNING, FleetState
+from hocket.fleet.rounds.state import BLOCKED, CONDITIONS, NOT_SOLVED, PAUSED, RUNNING, FleetState
 
 
 def reason(state: FleetState, number: int) -> str:
@@ -33,7 +33,7 @@ def reason(state: FleetState, number: int) -> str:
     fits &= (gang <= largest) | (state.jobs.spread_steps_per_s[row] > 0.0)
     if not fits.any():
         return f"needs {gang} devices on one server; the largest has {int(largest[able].max())}"
-    if job["has_share"] == 0:
+    if job["has_share"] == NOT_SOLVED:
         return f"came after the last allocation; the next round begins {_soon(state)}"
     return _queued(state, row, fits)
 

@@ -1,8 +1,8 @@
 """The rules of a round (who runs, who waits, who is reserved), each a function of a few numbers.
 
 1. A running job keeps its devices between rounds. At a round it keeps them only if it is bound
-   (it saves nothing when it is stopped), or is a gang that devices were collected for and that has
-   not had its turn yet (`is_bound`, `is_kept`).
+   (it must not be preempted), or is a gang that has run for less than a turn while some present
+   job is bound (`runs_to_end`, `is_kept`).
 2. Every waiting job, and every running one that is not kept, has a wish per device type. Wishes are
    granted in order of urgency (`urgency_of_deficit`, `urgency_filling`): rounds of deficit, a bonus
    for jobs that end soon (slack), and for a job that runs there already what a stop would cost it
@@ -46,9 +46,9 @@ MIN_ROUNDS_TO_RESERVE = 2.0
 
 
 @kernel
-def is_bound(preemptible: int) -> bool:
-    """True if a job loses its work when it is stopped, so it must not be preempted. ``preemptible``
-    is 1, 0, or -1 if unknown."""
+def runs_to_end(preemptible: int) -> bool:
+    """True if a job must not be preempted: it does not save its work (``preemptible`` is 0), or
+    nobody knows whether it does (-1)."""
     return preemptible <= 0
 
 

@@ -13,10 +13,20 @@ from hocket.fleet.policies import find_policy
 from hocket.fleet.policies.agnostic import all_fastest
 from hocket.fleet.policies.lists import fifo_as_gavel
 from hocket.fleet.policies.normalise import isolated_steps_per_s
-from hocket.fleet.rounds.assign import keeps_line
+from hocket.fleet.rounds.assign import runs_in_arrival_order
 from hocket.fleet.rounds.fairness import set_weights
 from hocket.fleet.rounds.rules import LONGEST
-from hocket.fleet.rounds.state import RUNNING, FleetState, Jobs, PairPlan, Rows, Rules, some_rows
+from hocket.fleet.rounds.state import (
+    MAY_FILL,
+    RUNNING,
+    SHARE_ONLY,
+    FleetState,
+    Jobs,
+    PairPlan,
+    Rows,
+    Rules,
+    some_rows,
+)
 
 _ISOLATING = ("finish-time-fairness", "ftf-agnostic")
 """Policies that look at how far a job would be on its own part of the cluster."""
@@ -38,7 +48,8 @@ def share(state: FleetState, jobs: Jobs) -> FleetState:
     jobs.shares[:] = 0.0
     jobs.rows["pair_share"] = 0.0
     # Under first come, first served, devices stay idle rather than let a job overtake another.
-    jobs.rows["has_share"] = 2 if state.rules.policy.startswith("fifo") else 1
+    is_fifo = state.rules.policy.startswith("fifo")
+    jobs.rows["has_share"] = SHARE_ONLY if is_fifo else MAY_FILL
     if not len(wanting) or not has_devices:
         return state.but(pair_plan=_no_pairs(state))
     seen = seen_steps_per_s(state, jobs, wanting)
@@ -60,7 +71,7 @@ def _last_shares(state: FleetState, jobs: Jobs, wanting: LongArray) -> FloatArra
     moves themselves."""
     if state.rules.mechanism == "gavel":
         return jobs.shares[wanting]
-    if not keeps_line(state):
+    if not runs_in_arrival_order(state):
         return None
     on = jobs.rows["device_type"][wanting][:, None] == np.arange(state.num_types)
     return np.asarray(on, dtype=float)

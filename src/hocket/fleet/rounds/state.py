@@ -27,6 +27,9 @@ WAITING, RUNNING, PAUSED, ENDED, BLOCKED = range(5)
 """Phases of a job. A blocked job waits for other jobs, a waiting job for devices."""
 UNDECIDED = -1
 """Value of the column ``preemptible`` if unknown, beside 0 and 1."""
+NOT_SOLVED, MAY_FILL, SHARE_ONLY = range(3)
+"""Values of the column ``has_share``: the job came after the last allocation; it may use free
+devices beyond its share; it uses devices only where it has a share."""
 PHASES = ("waiting", "running", "paused", "ended", "blocked")
 CONDITIONS = ("ok", "any", "failed")
 """Conditions on the end of a job that another job waits for."""
@@ -159,6 +162,26 @@ _REAL = (
 JOB_RECORD = np.dtype(
     [(name, np.int64) for name in _WHOLE] + [(name, np.float64) for name in _REAL]
 )
+"""A row of the table of jobs. Besides the values of `Job`:
+
+- ``phase``, ``device_type``, ``partner``: what it does now; a partner is the number of a job.
+- ``attempt``, ``failures``, ``losses``: starts, failed attempts, and stops that lost work.
+- ``has_share``: `NOT_SOLVED`, `MAY_FILL` or `SHARE_ONLY`.
+- ``is_spread``: its devices are on several servers.
+- ``over_quota``: the quota that keeps it from starting, 0 for none.
+- ``own_weight``, ``weight``: as submitted, and as the policy sees it.
+- ``counted_s``: moment up to which this row is counted.
+- ``started_s``, ``ready_s``, ``waiting_since_s``: start of the present attempt, its first step, and
+  the last submission, stop or resumption.
+- ``done_steps``, ``saved_steps``, ``rate``: steps done and saved, and steps per second now.
+- ``measured_s``, ``measured_steps``: last report, or start of the attempt.
+- ``held_s``, ``target_s``: device time that it had, and that its shares promised so far.
+- ``isolated_s``: time that its work would have taken with an equal part of the fleet, of which
+  ``isolated_steps`` are counted, the next ones at ``isolated_rate``.
+- ``pair_share``, ``pair_credit_s``: share of its time beside partners, and the deficit of that.
+- ``reserved_s``: predicted start of a job with reserved devices; 0 for none, infinite if unknown.
+- ``group_shift``: rounds added to the urgency, for the deficit of the job's group.
+"""
 # Opaque type of the size of a record, so that numpy copies rows in one piece.
 _BYTES = np.dtype(f"V{JOB_RECORD.itemsize}")
 

@@ -254,12 +254,15 @@ def _fail(state: FleetState, jobs: Jobs, event: Fail) -> tuple[FleetState, Actio
 
 
 def _lose(state: FleetState, jobs: Jobs, event: Lose) -> tuple[FleetState, Actions]:
-    """Subtract lost steps; a job that loses work gets longer turns."""
+    """Set back a job whose stopped attempt saved less than was counted; it gets longer turns.
+
+    What the present attempt has done since stays.
+    """
     _refuse_wrong_steps(event.saved_steps)
     at = int(_rows(state, (event.number,))[0])
     job = jobs.rows[at]
-    begun_at = job["measured_steps"] if job["phase"] == RUNNING else job["done_steps"]
-    lost = max(float(begun_at) - event.saved_steps, 0.0)
+    steps_at_start = job["measured_steps"] if job["phase"] == RUNNING else job["done_steps"]
+    lost = max(float(steps_at_start) - event.saved_steps, 0.0)
     jobs.rows["losses"][at] += 1
     for name in ("done_steps", "measured_steps"):
         jobs.rows[name][at] = max(job[name] - lost, 0.0)

@@ -10,7 +10,7 @@ from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.fleet.rounds.state import DeviceLayout, Jobs
 
 
-class Pace(NamedTuple):
+class RoundParameters(NamedTuple):
     """Settings of one round: how deficits are compared and devices handed out."""
 
     round_s: float
@@ -21,8 +21,8 @@ class Pace(NamedTuple):
     """Upper limit of a deficit, so that a job that got nothing for long does not take everything
     at once."""
     restart_s: float
-    keeps_line: bool
-    """True if running jobs keep what they have in every round too."""
+    runs_in_arrival_order: bool
+    """True if jobs run to their end in order of arrival (improved FIFO without sharing)."""
     backfills: bool
     """True if all jobs are reserved in order of arrival, and others fill gaps."""
     reserve_after_s: float
@@ -34,9 +34,9 @@ class Pace(NamedTuple):
     """True if a job stays on a device type that is as good to it as the one that it was given."""
     min_turn_s: float
     """A gang that devices were collected for is not preempted before it has run so long."""
-    keeps_running: bool
-    """True if running jobs keep what they have, and only waiting ones get what is free; a round
-    begins otherwise, with a checkpoint of all."""
+    is_refill: bool
+    """True between rounds: only waiting jobs get what is free. At a round, all jobs that save are
+    taken to have checkpointed now."""
     by_share: bool
     """True for Gavel's order instead of deficits; a job without a share takes a place in the count
     there, and is then not started."""
@@ -81,7 +81,7 @@ class Round(NamedTuple):
     jobs: Jobs
     """Counted up to now, and written to."""
     asked: Asked
-    pace: Pace
+    parameters: RoundParameters
     speeds: Speeds
     layout: DeviceLayout
     held: LongArray
@@ -94,7 +94,7 @@ class Round(NamedTuple):
     parts: LongArray
     """``[part, 3]``: start, stop, and the type that all want, -1 for any."""
     rank: LongArray
-    """``[wish]``: whether it is one, and of what sort."""
+    """``[wish]``: whether it is one, and whether it has a deficit or only fills free devices."""
     keys: FloatArray
     """``[key, wish]``: by which they are sorted, the first key first."""
     sort_keys: FloatArray
@@ -104,11 +104,12 @@ class Round(NamedTuple):
     """``[wish]``: of a gang, or of a pair, that was tried and fitted on no server."""
     queue_at: LongArray
     """As in `Asked`; its first column moves past those who have something already."""
-    is_reserved: BoolArray
-    """``[job]``, as those that follow: goes before all."""
+    goes_first: BoolArray
+    """``[job]``, as those that follow: its deficit is too large, or its gang waits too long."""
     is_kept: BoolArray
     """Runs where it is whatever the deficits of others."""
     stays: BoolArray
+    """Keeps its devices in this round."""
     is_placed: BoolArray
     """Was given devices."""
     is_spread: BoolArray
@@ -129,15 +130,17 @@ class Round(NamedTuple):
     """``[type]``: devices that are free, or held by jobs that may be stopped."""
     stoppable_together: LongArray
     """``[type]``: the same on the server that has most of them."""
-    step_s: FloatArray
-    """``[type, step]``: when the number of free devices changes."""
-    step_free: FloatArray
-    """``[type, step]``: free devices from then on."""
-    num_steps: LongArray
-    """``[type]``; one number more says whether steps are in use."""
+    segment_s: FloatArray
+    """``[type, segment]``: when the number of free devices changes."""
+    segment_free: FloatArray
+    """``[type, segment]``: free devices from then on."""
+    num_segments: LongArray
+    """``[type]``: segments of its timeline of free devices."""
+    has_timeline: BoolArray
+    """``[1]``: True if the timelines are in use, as some job goes first among bound jobs."""
     num_free: LongArray
-    """``[server]``."""
-    closed_s: FloatArray
+    """``[server]``: devices that nobody holds."""
+    server_needed_s: FloatArray
     """``[server]``: when a reserved gang needs the whole of it; infinite for never."""
     stopped: LongArray
     """``[3, job]``: number, attempt, reason."""
@@ -154,7 +157,7 @@ def new_round(
     time_s: float,
     jobs: Jobs,
     asked: Asked,
-    pace: Pace,
+    parameters: RoundParameters,
     speeds: Speeds,
     layout: DeviceLayout,
     held: LongArray,
@@ -162,8 +165,8 @@ def new_round(
     """Allocate the arrays of a round."""
     (num_jobs, num_types), num_devices = jobs.shares.shape, len(held)
     num_wishes, num_servers = num_jobs * num_types + len(asked.pairs), len(layout.server_type)
-    # One step for each device that is released, and two for each job that gets or reserves devices.
-    num_steps = num_devices + 2 * num_jobs + 2
+    # One segment for each device that is released, two for each job that gets or reserves some.
+    num_segments = num_devices + 2 * num_jobs + 2
 
     def whole(*shape: int) -> LongArray:
         return np.empty(shape, dtype=np.int64)
@@ -175,7 +178,7 @@ def new_round(
         time_s=time_s,
         jobs=jobs,
         asked=asked,
-        pace=pace,
+        parameters=parameters,
         speeds=speeds,
         layout=layout,
         held=held,
@@ -188,7 +191,7 @@ def new_round(
         scratch=whole(num_wishes),
         is_withdrawn=marks(num_wishes),
         queue_at=whole(*asked.queue_at.shape),
-        is_reserved=marks(num_jobs),
+        goes_first=marks(num_jobs),
         is_kept=marks(num_jobs),
         stays=marks(num_jobs),
         is_placed=marks(num_jobs),
@@ -201,11 +204,12 @@ def new_round(
         first=whole(num_types),
         stoppable=whole(num_types),
         stoppable_together=whole(num_types),
-        step_s=np.empty((num_types, num_steps)),
-        step_free=np.empty((num_types, num_steps)),
-        num_steps=whole(num_types + 1),
+        segment_s=np.empty((num_types, num_segments)),
+        segment_free=np.empty((num_types, num_segments)),
+        num_segments=whole(num_types),
+        has_timeline=marks(1),
         num_free=whole(num_servers),
-        closed_s=np.empty(num_servers),
+        server_needed_s=np.empty(num_servers),
         stopped=whole(3, num_jobs),
         started=whole(3, num_jobs),
         device_ptr=np.zeros(num_jobs + 1, dtype=np.int64),

@@ -147,7 +147,7 @@ def submit(
             replace(record, number=one, array_first=number, array_index=index)
             for index, one in enumerate(numbers)
         ]
-    transaction.happen(
+    transaction.apply_event(
         Submit(time_s=transaction.time_s, jobs=tuple(jobs)), state=state, new_jobs=records
     )
     if key is not None:
@@ -284,12 +284,12 @@ def change_job(
             return
         raise ConflictError(f"job {number} has ended ({record.status})")
     if change == "cancel":
-        transaction.happen(Cancel(time_s=time_s, numbers=(number,)))
+        transaction.apply_event(Cancel(time_s=time_s, numbers=(number,)))
         transaction.put_job(replace(transaction.jobs[number], message="cancelled"))
-        transaction.end(number, "cancelled")
+        transaction.note_end_of_job(number, "cancelled")
     elif (change == "pause") != (phase == PAUSED):
         event = Pause if change == "pause" else Resume
-        transaction.happen(event(time_s=time_s, numbers=(number,)))
+        transaction.apply_event(event(time_s=time_s, numbers=(number,)))
         transaction.put_job(transaction.jobs[number])
         transaction.note(f"{change}d", number)
 
@@ -340,7 +340,7 @@ def report(
         if attempt.stopping_since_s is None:
             job = transaction.jobs[name.job]
             is_stated = job.spec.throughputs is not None
-            transaction.happen(
+            transaction.apply_event(
                 Progress(
                     time_s=transaction.time_s,
                     number=name.job,
@@ -356,18 +356,18 @@ def report(
         if is_finished:
             finish(transaction, name.job)
         elif attempt.stopping_since_s is not None:
-            transaction.note_that_it_knows(attempt)
+            transaction.note_told_to_stop(attempt)
     return lease(transaction, name)
 
 
 def finish(transaction: Transaction, *numbers: int) -> None:
     """Mark jobs as finished."""
-    transaction.happen(Finish(time_s=transaction.time_s, numbers=numbers))
+    transaction.apply_event(Finish(time_s=transaction.time_s, numbers=numbers))
     for number in numbers:
         job = transaction.jobs[number]
         done_steps = job.spec.total_steps or job.done_steps
         transaction.put_job(replace(job, done_steps=done_steps, message="finished"))
-        transaction.end(number, "finished")
+        transaction.note_end_of_job(number, "finished")
 
 
 def lease(transaction: Transaction, name: AttemptName) -> LeaseAnswer:
@@ -402,7 +402,7 @@ def commit_checkpoint(
     transaction.note_that_it_saves(name.job)
     if attempt.stopping_since_s is None:
         # Preemption prefers jobs that lose less work, so the steps saved are part of the state.
-        transaction.happen(
+        transaction.apply_event(
             Progress(
                 time_s=transaction.time_s, number=name.job, attempt=name.attempt, saved_steps=step
             )
@@ -440,17 +440,17 @@ def tick(transaction: Transaction) -> None:
     """Stop jobs that have reached their time limits, and begin a round if one is due."""
     expired = over_limit(transaction.state, transaction.time_s)
     if expired:
-        transaction.happen(TimeOut(time_s=transaction.time_s, numbers=expired))
+        transaction.apply_event(TimeOut(time_s=transaction.time_s, numbers=expired))
     for number in expired:
         limit_s = _time_limit_s(transaction.state, number)
         message = f"held its devices for {limit_s:.0f} s, its time limit"
         transaction.put_job(replace(transaction.jobs[number], message=message))
-        transaction.end(number, "timed out")
+        transaction.note_end_of_job(number, "timed out")
     if transaction.time_s >= transaction.state.next_tick_s:
         sizes = resized(transaction.state, transaction.jobs, transaction.time_s)
         if sizes is not None:
-            transaction.happen(sizes)
-        transaction.happen(Tick(time_s=transaction.time_s))
+            transaction.apply_event(sizes)
+        transaction.apply_event(Tick(time_s=transaction.time_s))
 
 
 def _time_limit_s(state: FleetState, number: int) -> float:
@@ -463,11 +463,11 @@ def _time_limit_s(state: FleetState, number: int) -> float:
 
 def drain(transaction: Transaction, names: tuple[str, ...]) -> None:
     """Drain devices: they take no new jobs, and preemptible jobs leave them."""
-    transaction.happen(Drain(time_s=transaction.time_s, names=names))
+    transaction.apply_event(Drain(time_s=transaction.time_s, names=names))
     transaction.note("drained", devices=list(names))
 
 
 def reopen(transaction: Transaction, names: tuple[str, ...]) -> None:
     """Let drained devices take jobs again."""
-    transaction.happen(Reopen(time_s=transaction.time_s, names=names))
+    transaction.apply_event(Reopen(time_s=transaction.time_s, names=names))
     transaction.note("reopened", devices=list(names))

@@ -39,7 +39,7 @@ def ended(transaction: Transaction, statuses: Sequence[Status]) -> None:
     """Record that attempts have ended: none of their processes is left."""
     finished = [status.name for status in statuses if _has_finished(transaction, status)]
     for name in finished:
-        transaction.close(name, "finished", 0)
+        transaction.close_attempt(name, "finished", 0)
     if finished:
         finish(transaction, *(name.job for name in finished))
     for status in statuses:
@@ -66,7 +66,7 @@ def _has_finished(transaction: Transaction, status: Status) -> bool:
 def _end(transaction: Transaction, attempt: AttemptRecord, status: Status) -> None:
     name = status.name
     if attempt.stopping_since_s is not None:
-        transaction.close(name, attempt.outcome, status.exit_code)
+        transaction.close_attempt(name, attempt.outcome, status.exit_code)
         goes_on = phase_of(transaction.state, name.job) != ENDED
         if goes_on and attempt.outcome in PREEMPTED_OUTCOMES:
             _count_loss(transaction, name, has_saved=status.exit_code == 0)
@@ -75,7 +75,7 @@ def _end(transaction: Transaction, attempt: AttemptRecord, status: Status) -> No
             # a job that loses work keeps its number of devices for good.
             _count_loss(transaction, name, has_saved=True)
         return
-    transaction.close(name, "lost" if status.phase == LOST else "failed", status.exit_code)
+    transaction.close_attempt(name, "lost" if status.phase == LOST else "failed", status.exit_code)
     if status.exit_code in NEVER_RAN:
         _give_up(transaction, name.job, _complaint(status))
     else:
@@ -90,7 +90,7 @@ def _count_loss(transaction: Transaction, name: AttemptName, *, has_saved: bool)
     saved_steps = 0.0 if checkpoint is None else checkpoint.step
     if has_saved and job.done_steps <= saved_steps:
         return
-    transaction.happen(Lose(time_s=transaction.time_s, number=number, saved_steps=saved_steps))
+    transaction.apply_event(Lose(time_s=transaction.time_s, number=number, saved_steps=saved_steps))
     transaction.put_job(replace(transaction.jobs[number], done_steps=saved_steps))
     transaction.note("work-lost", number, attempt=name.attempt, saved_steps=saved_steps)
 
@@ -98,9 +98,9 @@ def _count_loss(transaction: Transaction, name: AttemptName, *, has_saved: bool)
 def _give_up(transaction: Transaction, number: int, message: str) -> None:
     """End a job whose command cannot be executed, because a retry would not help."""
     job = transaction.jobs[number]
-    transaction.happen(Cancel(time_s=transaction.time_s, numbers=(number,), is_failure=True))
+    transaction.apply_event(Cancel(time_s=transaction.time_s, numbers=(number,), is_failure=True))
     transaction.put_job(replace(job, failures=job.failures + 1, message=message))
-    transaction.end(number, "given up")
+    transaction.note_end_of_job(number, "given up")
 
 
 def silent(transaction: Transaction, name: AttemptName, silence_s: float) -> None:
@@ -117,7 +117,7 @@ def _fail(transaction: Transaction, name: AttemptName, message: str) -> None:
     job = transaction.jobs[name.job]
     job = replace(job, failures=job.failures + 1, message=message)
     transaction.put_job(job if done_steps is None else replace(job, done_steps=done_steps))
-    transaction.happen(
+    transaction.apply_event(
         Fail(
             time_s=transaction.time_s, number=name.job, attempt=name.attempt, done_steps=done_steps
         )
@@ -149,11 +149,11 @@ def see_devices(transaction: Transaction, devices: tuple[FleetDevice, ...]) -> N
     kept = up.keys() - set(lost)
     new = tuple(device for device in devices if device.name in there.keys() - kept)
     if lost:
-        transaction.happen(RemoveDevices(time_s=transaction.time_s, names=lost))
+        transaction.apply_event(RemoveDevices(time_s=transaction.time_s, names=lost))
         for name in lost:
             transaction.note("device-lost", device=name)
     if new:
-        transaction.happen(AddDevices(time_s=transaction.time_s, devices=new))
+        transaction.apply_event(AddDevices(time_s=transaction.time_s, devices=new))
         for device in new:
             transaction.note("device-added", device=device.name, device_type=device.device_type)
 

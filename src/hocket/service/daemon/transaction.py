@@ -97,7 +97,7 @@ class Transaction:
 
     # ── what commands do ──
 
-    def happen(
+    def apply_event(
         self, event: Event, *, state: FleetState | None = None, new_jobs: Sequence[JobRecord] = ()
     ) -> None:
         """Let `step` decide about an event, and record its decisions.
@@ -154,7 +154,7 @@ class Transaction:
         self._new_checkpoints.append(record)
         self.note("checkpoint", record.job, attempt=record.attempt, step=record.step)
 
-    def note_that_it_knows(self, attempt: AttemptRecord) -> None:
+    def note_told_to_stop(self, attempt: AttemptRecord) -> None:
         """Record that a response is telling an attempt to stop."""
         if not attempt.knows_it_must_leave:
             self._put(replace(attempt, knows_it_must_leave=True))
@@ -166,7 +166,7 @@ class Transaction:
         if self.jobs[number].spec.preemptible is None:
             self.state = with_preemptible(self.state, number)
 
-    def close(self, name: AttemptName, outcome: str, exit_code: int | None = None) -> None:
+    def close_attempt(self, name: AttemptName, outcome: str, exit_code: int | None = None) -> None:
         """Close an attempt that has ended, and free its devices."""
         record = find(self.attempts, name)
         if record is None:
@@ -179,8 +179,8 @@ class Transaction:
                 "stopped", name.job, attempt=name.attempt, outcome=outcome, exit_code=exit_code
             )
 
-    def end(self, number: int, why: str) -> None:
-        """End a job in the scheduler's state at once.
+    def note_end_of_job(self, number: int, why: str) -> None:
+        """Remember why a job ended that an event has ended in the scheduler's state.
 
         Its stored record is ended when its last open attempt has stopped.
         """
@@ -225,7 +225,7 @@ class Transaction:
         self._put(replace(record, stopping_since_s=self.time_s, outcome=stop.reason))
         if record.started_s is None:
             # The attempt was never started, so there is nothing to wait for.
-            self.close(name, stop.reason)
+            self.close_attempt(name, stop.reason)
         else:
             self.note("stopping", stop.number, attempt=stop.attempt, reason=stop.reason)
 
@@ -247,8 +247,9 @@ class Transaction:
         self._changed_attempts[name] = record
         self._touched[name.job] = None
 
-    def _tell(self) -> None:
-        """Start waiting attempts whose devices were released and whose job runs nowhere else.
+    def _start_waiting_attempts(self) -> None:
+        """Mark waiting attempts as started whose devices no stopping attempt still holds, and whose
+        job runs nowhere else.
 
         A holder that is not being stopped shares its devices, because the state assigned them to
         both.
@@ -313,7 +314,7 @@ class Transaction:
     def finish(self) -> tuple[ServiceState, Batch]:
         """The state after this batch, and the rows to store."""
         self._let_successors_start()
-        self._tell()
+        self._start_waiting_attempts()
         changed = [record for number in self._touched if (record := self._refreshed(number))]
         before = self._before
         service_state = ServiceState(

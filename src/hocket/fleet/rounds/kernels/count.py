@@ -6,10 +6,8 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray
 from hocket.fleet.rounds.kernels.rates import row_of
-from hocket.fleet.rounds.state import Jobs
+from hocket.fleet.rounds.state import ENDED, RUNNING, Jobs
 from hocket.kernels import kernel
-
-_RUNNING, _ENDED = 1, 3
 
 
 @kernel
@@ -26,11 +24,11 @@ def count(
     for i in range(jobs.rows.shape[0]):
         since_s, phase = time_s - jobs.rows.counted_s[i], jobs.rows.phase[i]
         # Ended jobs keep their figures until the next round.
-        if since_s <= 0.0 or phase == _ENDED:
+        if since_s <= 0.0 or phase == ENDED:
             continue
         passed_s = max(passed_s, since_s)
         jobs.rows.counted_s[i] = time_s
-        if phase == _RUNNING:
+        if phase == RUNNING:
             device_type = jobs.rows.device_type[i]
             jobs.rows.held_s[i] += since_s
             jobs.received_s[i, device_type] += since_s
@@ -43,7 +41,7 @@ def count(
             if worked_s > 0.0:
                 done = jobs.rows.done_steps[i] + jobs.rows.rate[i] * worked_s
                 jobs.rows.done_steps[i] = min(done, jobs.rows.total_steps[i])
-        if phase <= _RUNNING:
+        if phase <= RUNNING:
             target_s = jobs.rows.target_s[i]
             for j in range(jobs.shares.shape[1]):
                 target_s += jobs.shares[i, j] * since_s
@@ -72,7 +70,7 @@ def first_to_finish(jobs: Jobs) -> tuple[float, int]:
     """Moment at which the next running job ends, and its row; infinite and -1 if none ends."""
     first_s, row = np.inf, -1
     for i in range(jobs.rows.shape[0]):
-        if jobs.rows.phase[i] == _RUNNING and jobs.rows.rate[i] > 0.0:
+        if jobs.rows.phase[i] == RUNNING and jobs.rows.rate[i] > 0.0:
             left = jobs.rows.total_steps[i] - jobs.rows.done_steps[i]
             end_s = max(jobs.rows.counted_s[i], jobs.rows.ready_s[i]) + left / jobs.rows.rate[i]
             if end_s < first_s:

@@ -1,8 +1,8 @@
 """Walk wishes in order and grant what fits; reserve devices for jobs that cannot start yet.
 
-Applies rules 3 to 5 of `hocket.fleet.rounds.rules`. Free devices of each type are kept as steps in
-time, with what is reserved of them: O(steps) for every question and every change.
-O(wishes + pairs x jobs that share + reserved jobs x types x steps).
+Applies rules 3 to 5 of `hocket.fleet.rounds.rules`. The free devices of each type are kept as
+a timeline of segments, with what is reserved of them: O(segments) for every question and change.
+O(wishes + pairs x jobs that share + reserved jobs x types x segments).
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import numpy as np
 
 from hocket.fleet.rounds.kernels.rates import speed_on
 from hocket.fleet.rounds.kernels.wishes import sort_part
-from hocket.fleet.rounds.rules import ends_in_s, is_bound, is_overdue
+from hocket.fleet.rounds.rules import ends_in_s, is_overdue, runs_to_end
+from hocket.fleet.rounds.state import WAITING
 from hocket.fleet.rounds.tables import Round
 from hocket.kernels import kernel
 
-# Phase of a waiting job; see `hocket.fleet.rounds.state`.
-_WAITING = 0
 _MAX_IN_LINE = 1000
 """Jobs for which a start is predicted; those behind wait."""
 
@@ -27,27 +26,27 @@ _MAX_IN_LINE = 1000
 @kernel
 def begin(r: Round, device_type: int, num_free: int) -> None:
     """Start the timeline of free devices of a type with those that are free now."""
-    r.num_steps[device_type] = 1
-    r.step_s[device_type, 0] = r.time_s
-    r.step_free[device_type, 0] = num_free
+    r.num_segments[device_type] = 1
+    r.segment_s[device_type, 0] = r.time_s
+    r.segment_free[device_type, 0] = num_free
 
 
 @kernel
-def step_at(r: Round, device_type: int, time_s: float) -> int:
-    """Index of the step that begins at a moment, inserted if missing; the moment is not in the
+def segment_at(r: Round, device_type: int, time_s: float) -> int:
+    """Index of the segment that begins at a moment, inserted if missing; the moment is not in the
     past."""
-    size: int = r.num_steps[device_type]
+    size: int = r.num_segments[device_type]
     at = size
-    while at > 0 and r.step_s[device_type, at - 1] >= time_s:
+    while at > 0 and r.segment_s[device_type, at - 1] >= time_s:
         at -= 1
-    if at < size and r.step_s[device_type, at] == time_s:
+    if at < size and r.segment_s[device_type, at] == time_s:
         return at
     for later in range(size, at, -1):
-        r.step_s[device_type, later] = r.step_s[device_type, later - 1]
-        r.step_free[device_type, later] = r.step_free[device_type, later - 1]
-    r.step_s[device_type, at] = time_s
-    r.step_free[device_type, at] = r.step_free[device_type, at - 1]
-    r.num_steps[device_type] = size + 1
+        r.segment_s[device_type, later] = r.segment_s[device_type, later - 1]
+        r.segment_free[device_type, later] = r.segment_free[device_type, later - 1]
+    r.segment_s[device_type, at] = time_s
+    r.segment_free[device_type, at] = r.segment_free[device_type, at - 1]
+    r.num_segments[device_type] = size + 1
     return at
 
 
@@ -57,41 +56,41 @@ def add(r: Round, device_type: int, count: int, start_s: float, end_s: float) ->
     # A reservation without a start reserves nothing.
     if start_s == np.inf or end_s <= start_s:
         return
-    first = step_at(r, device_type, start_s)
-    last = r.num_steps[device_type] if end_s == np.inf else step_at(r, device_type, end_s)
+    first = segment_at(r, device_type, start_s)
+    last = r.num_segments[device_type] if end_s == np.inf else segment_at(r, device_type, end_s)
     for at in range(first, last):
-        r.step_free[device_type, at] += count
+        r.segment_free[device_type, at] += count
 
 
 @kernel
 def earliest_s(r: Round, device_type: int, count: int, duration_s: float) -> float:
     """The first moment from which ``count`` devices are free for ``duration_s``; infinite for
     never."""
-    start_s, size = np.inf, r.num_steps[device_type]
+    start_s, size = np.inf, r.num_segments[device_type]
     for at in range(size):
-        if start_s < np.inf and r.step_s[device_type, at] >= start_s + duration_s:
+        if start_s < np.inf and r.segment_s[device_type, at] >= start_s + duration_s:
             return start_s
-        if r.step_free[device_type, at] < count:
+        if r.segment_free[device_type, at] < count:
             start_s = np.inf
         elif start_s == np.inf:
-            start_s = r.step_s[device_type, at]
+            start_s = r.segment_s[device_type, at]
     return start_s
 
 
 @kernel
 def after_now_s(r: Round, device_type: int) -> float:
     """The first moment at which more devices are free than now; infinite for never."""
-    for at in range(1, r.num_steps[device_type]):
-        if r.step_free[device_type, at] > r.step_free[device_type, 0]:
-            return float(r.step_s[device_type, at])
+    for at in range(1, r.num_segments[device_type]):
+        if r.segment_free[device_type, at] > r.segment_free[device_type, 0]:
+            return float(r.segment_s[device_type, at])
     return np.inf
 
 
 @kernel
-def close(r: Round, device_type: int) -> None:
+def block_type(r: Round, device_type: int) -> None:
     """Mark no device as free at any time: nobody knows when enough will be."""
-    for at in range(r.num_steps[device_type]):
-        r.step_free[device_type, at] = 0.0
+    for at in range(r.num_segments[device_type]):
+        r.segment_free[device_type, at] = 0.0
 
 
 # ── reservations ─────────────────────────────────────────────────────────────────────────────────
@@ -102,14 +101,14 @@ def predict_free_devices(r: Round) -> None:
     """Predict free devices over time, as kept jobs release theirs; only if a job is reserved."""
     rows = r.jobs.rows
     num_types = r.free.shape[0]
-    r.num_steps[num_types] = 0
-    is_used = r.pace.backfills
+    r.has_timeline[0] = False
+    is_used = r.parameters.backfills
     # If all jobs can be stopped, a reserved job need not wait for others to end.
-    for i in range(rows.shape[0] if r.pace.reserve_after_s < np.inf else 0):
-        is_used = is_used or r.is_reserved[i]
-    if r.pace.by_share or not is_used:
+    for i in range(rows.shape[0] if r.parameters.reserve_after_s < np.inf else 0):
+        is_used = is_used or r.goes_first[i]
+    if r.parameters.by_share or not is_used:
         return
-    r.num_steps[num_types] = 1
+    r.has_timeline[0] = True
     for device_type in range(num_types):
         begin(r, device_type, r.free[device_type])
     for server in range(r.layout.server_type.shape[0]):
@@ -125,12 +124,12 @@ def given_back_s(r: Round, i: int) -> float:
     """Latest moment at which a running job gives its devices back; infinite if unknown."""
     rows = r.jobs.rows
     left_s = _needed_s(r, i, rows.rate[i])
-    left_s += max(rows.ready_s[i] - r.time_s, 0.0) - r.pace.restart_s
+    left_s += max(rows.ready_s[i] - r.time_s, 0.0) - r.parameters.restart_s
     # At least a moment after now: the job should have ended but has not.
-    end_s = r.time_s + max(left_s, 1e-3 * r.pace.round_s)
-    if is_bound(rows.preemptible[i]) or r.pace.keeps_line:
+    end_s = r.time_s + max(left_s, 1e-3 * r.parameters.round_s)
+    if runs_to_end(rows.preemptible[i]) or r.parameters.runs_in_arrival_order:
         return float(end_s)
-    return float(min(end_s, r.pace.next_round_s))
+    return float(min(end_s, r.parameters.next_round_s))
 
 
 @kernel
@@ -140,10 +139,14 @@ def _needed_s(r: Round, i: int, speed: float) -> float:
     for device_type in range(r.jobs.steps_per_s.shape[1]):
         if r.jobs.steps_per_s[i, device_type] > 0.0:
             slowest = min(slowest, r.jobs.steps_per_s[i, device_type])
-    restarts_s = rows.attempt[i] * r.pace.restart_s
-    overdue = is_overdue(rows.held_s[i], restarts_s, rows.total_steps[i] / slowest, r.pace.round_s)
+    restarts_s = rows.attempt[i] * r.parameters.restart_s
+    overdue = is_overdue(
+        rows.held_s[i], restarts_s, rows.total_steps[i] / slowest, r.parameters.round_s
+    )
     left = max(rows.total_steps[i] - rows.done_steps[i], 0.0)
-    return ends_in_s(left, speed, rows.time_limit_s[i] - rows.held_s[i], r.pace.restart_s, overdue)
+    return ends_in_s(
+        left, speed, rows.time_limit_s[i] - rows.held_s[i], r.parameters.restart_s, overdue
+    )
 
 
 @kernel
@@ -151,7 +154,7 @@ def may_backfill(r: Round, i: int, device_type: int) -> bool:
     """True if a job can start now without delaying a reserved one; its devices are then marked as
     used."""
     rows = r.jobs.rows
-    if not is_bound(rows.preemptible[i]):
+    if not runs_to_end(rows.preemptible[i]):
         return True
     gang, needed_s = (
         rows.gang[i],
@@ -192,8 +195,8 @@ def start_or_reserve(r: Round, i: int, wanted: int) -> None:
         r.device_type[i] = best
         r.free[best] -= gang
         stops_s = r.time_s + needed_s
-        if not is_bound(rows.preemptible[i]) and not r.pace.keeps_line:
-            stops_s = min(stops_s, r.time_s + r.pace.round_s)
+        if not runs_to_end(rows.preemptible[i]) and not r.parameters.runs_in_arrival_order:
+            stops_s = min(stops_s, r.time_s + r.parameters.round_s)
         add(r, best, -gang, r.time_s, stops_s)
     elif later >= 0:
         _reserve(r, i, later, later_s, later_end_s)
@@ -206,7 +209,7 @@ def _reserve(r: Round, i: int, device_type: int, start_s: float, end_s: float) -
     if gang > 1 and r.jobs.spread_steps_per_s[i, device_type] <= 0.0:
         server, free_s = _first_free_server(r, device_type, gang)
         if server >= 0:
-            r.closed_s[server] = free_s
+            r.server_needed_s[server] = free_s
             end_s += max(free_s - start_s, 0.0) if start_s < np.inf else 0.0
             start_s = max(start_s, free_s)
     rows.reserved_s[i] = start_s
@@ -214,7 +217,7 @@ def _reserve(r: Round, i: int, device_type: int, start_s: float, end_s: float) -
         add(r, device_type, -gang, start_s, end_s)
     else:
         # It is unknown when enough devices will be free, so those that become free are kept.
-        close(r, device_type)
+        block_type(r, device_type)
 
 
 @kernel
@@ -223,7 +226,7 @@ def _first_free_server(r: Round, device_type: int, gang: int) -> tuple[int, floa
     best, best_s = -1, np.inf
     for server in range(r.layout.server_type.shape[0]):
         first, stop = r.layout.server_ptr[server], r.layout.server_ptr[server + 1]
-        is_open = r.closed_s[server] == np.inf
+        is_open = r.server_needed_s[server] == np.inf
         if r.layout.server_type[server] != device_type or stop - first < gang or not is_open:
             continue
         # The gang-th earliest of its devices, found by counting those that are no later.
@@ -256,7 +259,7 @@ def fill_in_line(r: Round) -> None:
     in_line, level = 0, _next_level(r, np.inf)
     while level > -np.inf:
         for i in range(rows.shape[0]):
-            is_waiting = rows.phase[i] == _WAITING and rows.over_quota[i] == 0
+            is_waiting = rows.phase[i] == WAITING and rows.over_quota[i] == 0
             if not is_waiting or rows.priority[i] != level or in_line >= _MAX_IN_LINE:
                 continue
             in_line += 1
@@ -273,7 +276,7 @@ def _next_level(r: Round, below: float) -> float:
     rows = r.jobs.rows
     level = -np.inf
     for i in range(rows.shape[0]):
-        if rows.phase[i] == _WAITING and level < rows.priority[i] < below:
+        if rows.phase[i] == WAITING and level < rows.priority[i] < below:
             level = float(rows.priority[i])
     return level
 
@@ -296,7 +299,7 @@ def choose(r: Round, num_parts: int) -> None:
             if device_type < 0 or other == device_type:
                 num_free += r.free[other]
         # Without free devices, reserved jobs still get a predicted start.
-        if num_free > 0 or r.num_steps[r.free.shape[0]] > 0:
+        if num_free > 0 or r.has_timeline[0]:
             sort_part(r, start, stop)
             _grant(r, start, stop)
 
@@ -330,7 +333,7 @@ def take_back_moves(r: Round) -> bool:
 def _grant(r: Round, start: int, stop: int) -> None:
     rows = r.jobs.rows
     num_types = r.free.shape[0]
-    has_reserved = r.num_steps[num_types] > 0
+    has_timeline = r.has_timeline[0]
     num_single = rows.shape[0] * num_types
     for at in range(start, stop):
         wish = r.order[at]
@@ -341,16 +344,16 @@ def _grant(r: Round, start: int, stop: int) -> None:
         job, device_type = wish // num_types, wish % num_types
         if r.device_type[job] >= 0 or rows.reserved_s[job] > 0.0:
             continue
-        if r.is_reserved[job] and has_reserved:
+        if r.goes_first[job] and has_timeline:
             start_or_reserve(r, job, device_type)
             continue
         fits = rows.gang[job] <= r.free[device_type] and not r.is_withdrawn[wish]
-        if fits and has_reserved:
+        if fits and has_timeline:
             fits = may_backfill(r, job, device_type)
         if fits:
             r.device_type[job] = device_type
             r.free[device_type] -= rows.gang[job]
-        elif r.is_reserved[job] and not r.is_withdrawn[wish]:
+        elif r.goes_first[job] and not r.is_withdrawn[wish]:
             # It gets the devices at the next round, so nothing is started on them until then.
             r.free[device_type] = 0
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hocket.fleet.rounds.actions import MOVED, PREEMPTED
 from hocket.fleet.rounds.kernels.grant import (
     choose,
     fill_in_line,
@@ -15,12 +16,10 @@ from hocket.fleet.rounds.kernels.grant import (
 )
 from hocket.fleet.rounds.kernels.rates import row_of, set_rate
 from hocket.fleet.rounds.kernels.wishes import order_wishes
+from hocket.fleet.rounds.state import NOT_SOLVED, RUNNING, WAITING
 from hocket.fleet.rounds.tables import Round
 from hocket.kernels import kernel
 
-# Phases of jobs and reasons of stops; see `hocket.fleet.rounds.state` and `actions`.
-_WAITING, _RUNNING = 0, 1
-_PREEMPTED, _MOVED = 0, 1
 _MAX_TRIES = 8
 """Attempts at a round; each withdraws the wishes of gangs that fit on no server."""
 
@@ -31,13 +30,13 @@ def play(r: Round) -> None:
     num_parts = order_wishes(r)
     # Each failed try withdraws at least one wish; the last leaves devices idle.
     for tries_left in range(_MAX_TRIES - 1, -1, -1):
-        _clear(r)
+        _reset_grants(r)
         if hand_out(r, num_parts, tries_left == 0):
             break
 
 
 @kernel
-def _clear(r: Round) -> None:
+def _reset_grants(r: Round) -> None:
     """Reset all grants: every job still holds its devices from before the round."""
     for device_type in range(r.free.shape[0]):
         r.free[device_type] = r.layout.num_devices[device_type]
@@ -48,7 +47,7 @@ def _clear(r: Round) -> None:
         for device in range(r.holders.shape[0]):
             r.holders[device, column] = r.held[device, column]
     # Reservations are computed again in each try.
-    r.closed_s[:] = np.inf
+    r.server_needed_s[:] = np.inf
     r.is_placed[:] = False
     r.sizes[:] = 0
 
@@ -63,7 +62,7 @@ def hand_out(r: Round, num_parts: int, is_final: bool) -> bool:
     """
     rows = r.jobs.rows
     for i in range(rows.shape[0]):
-        r.before[i] = rows.device_type[i] if rows.phase[i] == _RUNNING else -1
+        r.before[i] = rows.device_type[i] if rows.phase[i] == RUNNING else -1
         r.device_type[i] = r.before[i] if r.is_kept[i] else -1
         r.partner[i] = -1
         r.ends_s[i] = -np.inf
@@ -72,19 +71,19 @@ def hand_out(r: Round, num_parts: int, is_final: bool) -> bool:
             r.partner[i] = row_of(r.jobs, rows.partner[i])
     _count_kept(r)
     predict_free_devices(r)
-    if r.pace.backfills:
+    if r.parameters.backfills:
         fill_in_line(r)
         num_parts = 0
     choose(r, num_parts)
-    if r.pace.keeps_equal and not r.pace.by_share:
+    if r.parameters.keeps_equal and not r.parameters.by_share:
         is_changed = take_back_moves(r)
         # Other jobs may want the devices that became free. Not with pairs: they would be granted
         # twice.
         if is_changed and r.asked.pairs.shape[0] == 0:
             choose(r, num_parts)
-    if r.pace.by_share:
+    if r.parameters.by_share:
         for i in range(rows.shape[0]):
-            if rows.has_share[i] == 0 and not r.is_kept[i]:
+            if rows.has_share[i] == NOT_SOLVED and not r.is_kept[i]:
                 r.device_type[i] = -1
     _mark_staying(r)
     _release(r)
@@ -187,13 +186,13 @@ def _place_all(r: Round) -> bool:
                 smaller = max(smaller, rows.gang[i])
                 continue
             device_type, partner = r.device_type[i], r.partner[i]
-            if not r.pace.keeps_running and not _can_spread(r, i):
+            if not r.parameters.is_refill and not _can_spread(r, i):
                 vacate_server(r, device_type, gang, r.time_s, False)
             if _place_one(r, i):
                 continue
             # A job that goes first keeps its wish, and devices idle for it until the next round. It
             # withdraws, and gets a reservation, where jobs that must not be stopped are in the way.
-            if partner >= 0 or not r.is_reserved[i] or r.pace.reserve_after_s < np.inf:
+            if partner >= 0 or not r.goes_first[i] or r.parameters.reserve_after_s < np.inf:
                 _withdraw(r, i, partner, device_type)
                 is_done = False
         # Evicted jobs are smaller than the gang, so they come later.
@@ -231,14 +230,14 @@ def _place_reserved(r: Round) -> bool:
     for at in range(r.parts[0, 0], r.parts[0, 1]):
         wish = r.order[at]
         i, device_type = wish // num_types, wish % num_types
-        if r.pace.keeps_running or wish >= num_single or not r.is_reserved[i]:
+        if r.parameters.is_refill or wish >= num_single or not r.goes_first[i]:
             continue
         needs_one_server = r.jobs.spread_steps_per_s[i, device_type] <= 0.0 and r.partner[i] < 0
         if needs_one_server and r.device_type[i] == device_type and not r.stays[i]:
             need = rows.gang[i]
             vacate_server(r, device_type, need, r.time_s, False)
-            vacate_server(r, device_type, need, r.time_s - r.pace.min_turn_s, True)
-            if not _place_one(r, i) and r.pace.reserve_after_s < np.inf:
+            vacate_server(r, device_type, need, r.time_s - r.parameters.min_turn_s, True)
+            if not _place_one(r, i) and r.parameters.reserve_after_s < np.inf:
                 # Jobs that must not be stopped are on every server: it gets a reservation instead.
                 _withdraw(r, i, -1, device_type)
                 is_done = False
@@ -301,7 +300,7 @@ def _free_on(r: Round, device_type: int, ends_s: float) -> int:
     """Free devices of a type on servers that are not reserved before ``ends_s``."""
     num_free = 0
     for server in range(r.num_free.shape[0]):
-        if r.layout.server_type[server] == device_type and ends_s <= r.closed_s[server]:
+        if r.layout.server_type[server] == device_type and ends_s <= r.server_needed_s[server]:
             num_free += r.num_free[server]
     return num_free
 
@@ -325,7 +324,7 @@ def _best_server(r: Round, device_type: int, need: int, ends_s: float) -> int:
         if (
             r.layout.server_type[server] != device_type
             or num_free == 0
-            or ends_s > r.closed_s[server]
+            or ends_s > r.server_needed_s[server]
         ):
             continue
         if num_free == need:
@@ -363,7 +362,7 @@ def _write_stops(r: Round) -> None:
         if r.before[i] < 0:
             continue
         saves = rows.preemptible[i] > 0 and rows.losses[i] == 0
-        if saves and (not r.pace.keeps_running or not r.stays[i]):
+        if saves and (not r.parameters.is_refill or not r.stays[i]):
             # The job saves at each round and each stop, so it loses less than a round of work.
             rows.saved_steps[i] = rows.done_steps[i]
         if r.stays[i]:
@@ -371,8 +370,8 @@ def _write_stops(r: Round) -> None:
         rows.done_steps[i] = rows.saved_steps[i]
         r.stopped[0, size] = rows.number[i]
         r.stopped[1, size] = rows.attempt[i]
-        r.stopped[2, size] = _MOVED if r.device_type[i] >= 0 else _PREEMPTED
-        rows.phase[i] = _WAITING
+        r.stopped[2, size] = MOVED if r.device_type[i] >= 0 else PREEMPTED
+        rows.phase[i] = WAITING
         rows.device_type[i] = -1
         rows.waiting_since_s[i] = r.time_s
         size += 1
@@ -384,13 +383,13 @@ def _write_starts(r: Round) -> None:
     rows = r.jobs.rows
     for at in range(r.sizes[1]):
         i = r.started[0, at]
-        rows.phase[i] = _RUNNING
+        rows.phase[i] = RUNNING
         rows.device_type[i] = r.device_type[i]
         rows.attempt[i] += 1
         rows.is_spread[i] = r.is_spread[i]
         rows.started_s[i] = r.time_s
-        rows.ready_s[i] = r.time_s + r.pace.restart_s
-        rows.measured_s[i] = r.time_s + r.pace.restart_s
+        rows.ready_s[i] = r.time_s + r.parameters.restart_s
+        rows.measured_s[i] = r.time_s + r.parameters.restart_s
         rows.measured_steps[i] = rows.done_steps[i]
 
 
@@ -436,11 +435,13 @@ def vacate_server(
         if num_free >= need and r.num_free[server] > most_free:
             best, most_free = server, r.num_free[server]
     if best >= 0:
-        _clear_server(r, best, need, started_by_s, of_any_size)
+        _evict_from_server(r, best, need, started_by_s, of_any_size)
 
 
 @kernel
-def _clear_server(r: Round, server: int, need: int, started_by_s: float, of_any_size: bool) -> None:
+def _evict_from_server(
+    r: Round, server: int, need: int, started_by_s: float, of_any_size: bool
+) -> None:
     for at in range(r.layout.server_ptr[server], r.layout.server_ptr[server + 1]):
         device = r.layout.order[at]
         row = r.holders[device, 0]

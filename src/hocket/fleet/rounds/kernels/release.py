@@ -6,11 +6,9 @@ import numpy as np
 
 from hocket.base.arrays import LongArray
 from hocket.fleet.rounds.kernels.rates import row_of, set_rate, speed_on
-from hocket.fleet.rounds.state import DeviceLayout, Jobs
+from hocket.fleet.rounds.state import RUNNING, WAITING, DeviceLayout, Jobs
 from hocket.fleet.rounds.tables import Speeds
 from hocket.kernels import kernel
-
-_WAITING, _RUNNING = 0, 1
 
 
 @kernel
@@ -27,7 +25,7 @@ def take_away(
             # a measurement.
             jobs.rows.measured_s[partner] = np.inf
             set_rate(jobs, partner, -1, speeds)
-        if jobs.rows.phase[i] == _RUNNING:
+        if jobs.rows.phase[i] == RUNNING:
             for device in range(holders.shape[0]):
                 if holders[device, 0] == jobs.rows.number[i]:
                     holders[device, 0] = holders[device, 1]
@@ -52,7 +50,7 @@ def can_start(jobs: Jobs, holders: LongArray, layout: DeviceLayout, free: LongAr
             if holders[layout.order[at], 0] >= 0:
                 free[layout.server_type[server]] -= 1
     for i in range(jobs.rows.shape[0]):
-        if jobs.rows.phase[i] == _WAITING:
+        if jobs.rows.phase[i] == WAITING:
             for device_type in range(free.shape[0]):
                 can_run = speed_on(jobs, i, device_type, layout.largest_server) > 0.0
                 if can_run and jobs.rows.gang[i] <= free[device_type]:

@@ -16,22 +16,19 @@ from hocket.fleet.rounds.rules import (
     UNITS_PER_ROUND,
     has_large_deficit,
     has_waited_too_long,
-    is_bound,
     is_kept,
     is_overdue,
+    runs_to_end,
     stop_cost_rounds,
     urgency_filling,
     urgency_of_deficit,
 )
+from hocket.fleet.rounds.state import NOT_SOLVED, RUNNING, SHARE_ONLY, WAITING
 from hocket.fleet.rounds.tables import Round
 from hocket.kernels import kernel
 
-# Phases of jobs; see `hocket.fleet.rounds.state`.
-_WAITING, _RUNNING = 0, 1
 # Ranks of wishes: those with a deficit come before those that only fill free devices.
 _DEFICIT, _FILLING, _NO_WISH = 0, 1, 2
-_ONLY_SHARE = 2
-"""Mark of a job that fills no devices of which it has no share."""
 
 
 @kernel
@@ -40,7 +37,7 @@ def order_wishes(r: Round) -> int:
     rows = r.jobs.rows
     _count_stoppable(r)
     _keep(r)
-    if r.pace.by_share:
+    if r.parameters.by_share:
         return order_by_share(r)
     first_pair = rows.shape[0] * r.jobs.shares.shape[1]
     for pair in range(r.asked.urgency.shape[0]):
@@ -52,15 +49,15 @@ def order_wishes(r: Round) -> int:
 def _keep(r: Round) -> None:
     """Mark running jobs that cannot be stopped or moved in this round, and their partners."""
     rows = r.jobs.rows
-    keeps_all = r.pace.keeps_running or r.pace.keeps_line
+    keeps_all = r.parameters.is_refill or r.parameters.runs_in_arrival_order
     for i in range(rows.shape[0]):
         ran_s = r.time_s - rows.started_s[i]
-        bound = is_bound(rows.preemptible[i])
-        is_running = rows.phase[i] == _RUNNING
+        bound = runs_to_end(rows.preemptible[i])
+        is_running = rows.phase[i] == RUNNING
         # Devices were collected for this gang while others could not be stopped, so it gets a turn
         # before it is preempted.
-        is_collected = rows.gang[i] > 1 and r.pace.reserve_after_s < np.inf
-        least_s = r.pace.min_turn_s if is_collected else 0.0
+        is_collected = rows.gang[i] > 1 and r.parameters.reserve_after_s < np.inf
+        least_s = r.parameters.min_turn_s if is_collected else 0.0
         r.is_kept[i] = is_kept(is_running, bound, ran_s, least_s, keeps_all)
     for i in range(rows.shape[0]):
         if r.is_kept[i] and rows.partner[i] >= 0:
@@ -76,7 +73,7 @@ def _count_stoppable(r: Round) -> None:
         device_type, count = r.layout.server_type[server], 0
         for at in range(r.layout.server_ptr[server], r.layout.server_ptr[server + 1]):
             row = r.held[r.layout.order[at], 0]
-            count += row < 0 or not is_bound(r.jobs.rows.preemptible[row])
+            count += row < 0 or not runs_to_end(r.jobs.rows.preemptible[row])
         r.stoppable[device_type] += count
         r.stoppable_together[device_type] = max(r.stoppable_together[device_type], count)
 
@@ -111,13 +108,13 @@ def _rank_by_share(r: Round, device_type: int, num_types: int) -> None:
     for i in range(rows.shape[0]):
         wish, share = i * num_types + device_type, r.jobs.shares[i, device_type]
         speed = speed_on(r.jobs, i, device_type, r.layout.largest_server)
-        keeps_off = rows.has_share[i] == _ONLY_SHARE and share <= 0.0
+        keeps_off = rows.has_share[i] == SHARE_ONLY and share <= 0.0
         # Phases above running are paused, ended or blocked.
-        if rows.phase[i] > _RUNNING or r.is_kept[i] or speed <= 0.0 or keeps_off:
+        if rows.phase[i] > RUNNING or r.is_kept[i] or speed <= 0.0 or keeps_off:
             r.rank[wish] = _NO_WISH
             continue
         # Jobs that arrived since the last allocation come after all others.
-        has_share = rows.has_share[i] != 0
+        has_share = rows.has_share[i] != NOT_SOLVED
         r.keys[0, wish] = (
             share / max(r.jobs.received_s[i, device_type], 1e-9) if has_share else -1.0
         )
@@ -140,8 +137,8 @@ def order_by_deficit(r: Round) -> int:
     Returns the number of parts: wishes with a deficit, then wishes that only fill free devices.
     """
     rows = r.jobs.rows
-    if not r.pace.keeps_running:
-        _limit_deficits(r, r.pace.max_deficit_s)
+    if not r.parameters.is_refill:
+        _limit_deficits(r, r.parameters.max_deficit_s)
     _rank_by_deficit(r)
     first_pair = rows.shape[0] * r.jobs.shares.shape[1]
     for pair in range(r.asked.pairs.shape[0]):
@@ -175,7 +172,7 @@ def _rank_by_deficit(r: Round) -> None:
         for j in range(num_types):
             r.rank[i * num_types + j] = _NO_WISH
         phase, gang = rows.phase[i], rows.gang[i]
-        if phase > _RUNNING or r.is_kept[i] or rows.over_quota[i] > 0:
+        if phase > RUNNING or r.is_kept[i] or rows.over_quota[i] > 0:
             continue
         # A job in a pair has no claim to stay where it is alone.
         here = rows.device_type[i] if rows.partner[i] < 0 else -1
@@ -194,30 +191,38 @@ def _rank_by_deficit(r: Round) -> None:
                 if is_wanted and speed_on(r.jobs, i, k, largest) == speed:
                     deficit_s += r.jobs.credit_s[i, k]
             r.keys[0, i * num_types + j] = deficit_s
-            is_reserved |= has_large_deficit(deficit_s, r.jobs.shares[i, j], r.pace.patience_s)
+            is_reserved |= has_large_deficit(
+                deficit_s, r.jobs.shares[i, j], r.parameters.patience_s
+            )
         waited_s = r.time_s - rows.waiting_since_s[i]
         waits_too_long = has_waited_too_long(
             gang,
-            phase == _WAITING,
+            phase == WAITING,
             waited_s,
-            r.pace.reserve_after_s,
+            r.parameters.reserve_after_s,
             fits_by_stops,
             rows.reserved_s[i] > 0.0,
         )
-        r.is_reserved[i] = is_reserved or waits_too_long
-        has_waited = waited_s >= r.pace.stickiness_rounds * r.pace.round_s
-        is_waiting_gang = gang > 1 and phase == _WAITING and has_waited
+        r.goes_first[i] = is_reserved or waits_too_long
+        has_waited = waited_s >= r.parameters.stickiness_rounds * r.parameters.round_s
+        is_waiting_gang = gang > 1 and phase == WAITING and has_waited
         left = max(rows.total_steps[i] - rows.done_steps[i], 0.0)
-        restarts_s = rows.attempt[i] * r.pace.restart_s
+        restarts_s = rows.attempt[i] * r.parameters.restart_s
         # A job that has run much longer than it claimed to need is not expected to end soon.
-        if is_overdue(rows.held_s[i], restarts_s, rows.total_steps[i] / slowest, r.pace.round_s):
+        if is_overdue(
+            rows.held_s[i], restarts_s, rows.total_steps[i] / slowest, r.parameters.round_s
+        ):
             left = np.inf
         lost, cost = 0.0, 0.0
-        if phase == _RUNNING and rows.rate[i] > 0.0:
+        if phase == RUNNING and rows.rate[i] > 0.0:
             lost_s = (rows.done_steps[i] - rows.saved_steps[i]) / rows.rate[i]
-            lost = np.floor(lost_s / r.pace.round_s * UNITS_PER_ROUND)
+            lost = np.floor(lost_s / r.parameters.round_s * UNITS_PER_ROUND)
             cost = stop_cost_rounds(
-                r.pace.restart_s, lost_s, rows.losses[i], r.pace.stickiness_rounds, r.pace.round_s
+                r.parameters.restart_s,
+                lost_s,
+                rows.losses[i],
+                r.parameters.stickiness_rounds,
+                r.parameters.round_s,
             )
         for j in range(num_types):
             wish, speed = i * num_types + j, speed_on(r.jobs, i, j, largest)
@@ -225,25 +230,25 @@ def _rank_by_deficit(r: Round) -> None:
                 continue
             if r.jobs.shares[i, j] > 0.0:
                 credit_s = r.keys[0, wish]
-                stays = r.pace.stickiness_rounds + cost if here == j else 0.0
+                stays = r.parameters.stickiness_rounds + cost if here == j else 0.0
                 urgency = urgency_of_deficit(
                     credit_s,
                     left,
                     speed,
                     stays + rows.group_shift[i],
-                    r.pace.slack_rounds,
-                    r.pace.round_s,
+                    r.parameters.slack_rounds,
+                    r.parameters.round_s,
                     rows.priority[i],
                 )
                 if waits_too_long:
-                    urgency = RESERVED_FIRST + waited_s / r.pace.round_s
+                    urgency = RESERVED_FIRST + waited_s / r.parameters.round_s
                 elif is_reserved:
                     # Deficits are limited, and at the limit a gang that finds no place looks like
                     # all others. So gangs that wait there come first. A single device becomes free
                     # sooner or later, so other jobs need no such rule.
-                    is_first = is_waiting_gang and credit_s >= r.pace.max_deficit_s
+                    is_first = is_waiting_gang and credit_s >= r.parameters.max_deficit_s
                     urgency += (2.0 if is_first else 1.0) * RESERVED_FIRST
-            elif rows.has_share[i] == _ONLY_SHARE:
+            elif rows.has_share[i] == SHARE_ONLY:
                 continue
             else:
                 urgency = urgency_filling(speed, best, here == j)
