@@ -68,12 +68,8 @@ def _end(transaction: Transaction, attempt: AttemptRecord, status: Status) -> No
     if attempt.stopping_since_s is not None:
         transaction.close_attempt(name, attempt.outcome, status.exit_code)
         goes_on = phase_of(transaction.state, name.job) != ENDED
-        if goes_on and attempt.outcome in PREEMPTED_OUTCOMES:
-            _count_loss(transaction, name, has_saved=status.exit_code == 0)
-        elif goes_on and attempt.outcome in _OTHER_INTERRUPTIONS:
-            # Few commands answer the signal; only steps that were reported and not saved count, as
-            # a job that loses work keeps its number of devices for good.
-            _count_loss(transaction, name, has_saved=True)
+        if goes_on and attempt.outcome in (*PREEMPTED_OUTCOMES, *_OTHER_INTERRUPTIONS):
+            _count_loss(transaction, name, attempt.outcome, status.exit_code)
         return
     transaction.close_attempt(name, "lost" if status.phase == LOST else "failed", status.exit_code)
     if status.exit_code in NEVER_RAN:
@@ -82,13 +78,20 @@ def _end(transaction: Transaction, attempt: AttemptRecord, status: Status) -> No
         _fail(transaction, name, _complaint(status))
 
 
-def _count_loss(transaction: Transaction, name: AttemptName, *, has_saved: bool) -> None:
-    """Report an attempt that lost work when it was stopped to the rounds: it is not thought to have
-    saved, or reported more steps than it saved."""
+def _count_loss(
+    transaction: Transaction, name: AttemptName, outcome: str, exit_code: int | None
+) -> None:
+    """Report an attempt that lost work when it was stopped to the rounds.
+
+    A preempted attempt did if it did not end by itself, or reported more steps than it saved. Of an
+    attempt that was paused or resized both must hold: few commands answer the signal, and a job
+    that loses work keeps its number of devices for good.
+    """
     number = name.job
     job, checkpoint = transaction.jobs[number], transaction.checkpoints.get(number)
     saved_steps = 0.0 if checkpoint is None else checkpoint.step
-    if has_saved and job.done_steps <= saved_steps:
+    signs = (exit_code != 0, job.done_steps > saved_steps)
+    if not (any(signs) if outcome in PREEMPTED_OUTCOMES else all(signs)):
         return
     transaction.apply_event(Lose(time_s=transaction.time_s, number=number, saved_steps=saved_steps))
     transaction.put_job(replace(transaction.jobs[number], done_steps=saved_steps))

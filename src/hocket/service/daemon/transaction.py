@@ -302,7 +302,7 @@ class Transaction:
         for number in needed.tolist():
             if number not in self.attempts and phase_of(self.state, number) == STATE_ENDED:
                 why = self._ends.get(number) or self._why_closed(number)
-                self.happen(Leave(time_s=self.time_s, number=number, reason=why))
+                self.apply_event(Leave(time_s=self.time_s, number=number, reason=why))
         before, now = self._before.state.dependencies, self.state.dependencies
         if before is not now:
             # Unblocked jobs that do not start at once are queued from now on.
