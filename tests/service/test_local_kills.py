@@ -36,6 +36,23 @@ from hocket.service.executors import attempt_folder, local, supervisor
 from hocket.service.executors.executor import EXITED, LOST, RUNNING, AttemptName
 
 
+def test_a_result_counts_only_once_the_supervisor_is_gone(executor, tmp_path):
+    """A job of the same user may write a result, and put a free lock in place of the held one."""
+    executor.start(assignment(tmp_path, *python(OBEYS)))
+    wait_for_text(tmp_path / "log", "ready")
+    folder, pid = folder_of(tmp_path), supervisor_of(tmp_path)
+    (folder / "lock").rename(folder / "old-lock")
+    (folder / "lock").touch()
+    attempt_folder.write_result(folder, attempt_folder.Result(0, "forged", was_asked=False))
+    attempt_folder.write_json(folder / "begun.json", {"pid": 1, "start_ticks": 0, "boot": "none"})
+    assert status_of(executor).phase == RUNNING
+    later = executor_in(tmp_path)
+    assert status_of(later).phase == RUNNING
+    os.kill(pid, signal.SIGKILL)
+    wait_for_end(later)
+    wait_until(lambda: left_of(tmp_path) == [])
+
+
 def test_a_supervisor_that_is_killed_takes_everything_with_it(executor, tmp_path):
     executor.start(assignment(tmp_path, *python(WITH_GRANDCHILD + REFUSES)))
     everything = pids(tmp_path / "pids", 2)

@@ -5,7 +5,8 @@ of an earlier one. A supervisor is alive exactly while its lock is held; while i
 ignored, whoever wrote it. A supervisor that died without a result takes its commands with it.
 Processes that it left behind are in the control group of the attempt, or have its mark in the
 environment. They are killed until none is found, and only then is the attempt called lost. A
-supervisor without a heartbeat is killed.
+supervisor without a heartbeat is killed. Jobs can replace the files of others that run as the same
+user, also the lock, so a free lock counts only if no process of the supervisor is found.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ class LocalExecutor(FolderExecutor):
         self._num_supervisors: dict[AttemptName, int] = {}
         """Number of supervisor starts that were tried for each attempt."""
         self._silences: dict[AttemptName, _Silence] = {}
+        self._commands: list[set[bytes]] | None = None
+        """Command line of each process of this machine, read at most once per poll."""
 
     def start(self, assignment: Assignment) -> None:
         """Begin an attempt, unless one of this name was begun, stopped or forgotten before."""
@@ -117,6 +120,7 @@ class LocalExecutor(FolderExecutor):
 
     def poll(self) -> Poll:
         """Statuses of all attempts; also kills processes that outlived their supervisor."""
+        self._commands = None
         found = [self._status(name) for name in self._attempts.names()]
         self._reap()
         return Poll(
@@ -134,6 +138,10 @@ class LocalExecutor(FolderExecutor):
 
     def _look_at(self, name: AttemptName, folder: Path) -> Status:
         lock = files.try_lock(folder)
+        if lock is not None and self._is_supervised(name, folder):
+            # It is about to begin or to exit, or a job put another file in place of its lock.
+            os.close(lock)
+            lock = None
         if lock is None:
             # The supervisor has not ended its attempt in time, for example because it is stopped.
             if self._is_overdue(name, folder, SUPERVISOR_DELAY_S):
@@ -154,6 +162,15 @@ class LocalExecutor(FolderExecutor):
             with contextlib.suppress(OSError):
                 files.write_result(folder, result)
             return ended(name, result)
+
+    def _is_supervised(self, name: AttemptName, folder: Path) -> bool:
+        """True if a supervisor of an attempt runs, whatever jobs did to the files of its folder."""
+        if name in self._supervisors:
+            return any(handle.poll() is None for handle in self._supervisors[name])
+        # An earlier daemon started it. No supervisor without a handle can be new since the look.
+        if self._commands is None:
+            self._commands = [_command_of(one.pid) for one in system.processes()]
+        return any(_supervises(command, folder) for command in self._commands)
 
     def _end_without_supervisor(self, name: AttemptName, folder: Path) -> Result | None:
         if (folder / files.BEGUN).exists():
@@ -201,7 +218,7 @@ class LocalExecutor(FolderExecutor):
             if begun is None or begun["boot"] != system.boot():
                 return
             one = system.Process(begun["pid"], begun["start_ticks"], 0)
-            if _is_supervisor(one.pid, folder):
+            if _supervises(_command_of(one.pid), folder):
                 system.send(one, number)
 
     def _start_supervisor(self, name: AttemptName) -> None:
@@ -230,13 +247,19 @@ class LocalExecutor(FolderExecutor):
         }
 
 
-def _is_supervisor(pid: int, folder: Path) -> bool:
-    """True if process ``pid`` supervises this attempt; checked because a job can forge the
-    number."""
-    command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+def _command_of(pid: int) -> set[bytes]:
+    """Words of the command line of a process; empty if it is gone."""
+    with contextlib.suppress(OSError):
+        return set(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"))
+    return set()
+
+
+def _supervises(command: set[bytes], folder: Path) -> bool:
+    """True if this is the command line of the attempt's supervisor; its number in ``begun.json``
+    can be forged."""
     # A state that was set aside has another path than the one in the command line.
     place = re.sub("/damaged-[^/]*(?=/attempts/)", "", str(folder)).encode()
-    return {b"hocket.service.executors.supervisor", place} <= set(command)
+    return {b"hocket.service.executors.supervisor", place} <= command
 
 
 def _group_of(folder: Path, mark: str) -> Cgroup | None:
