@@ -180,6 +180,16 @@ def test_an_attempt_above_its_memory_limit_dies_alone(executor, tmp_path):
     assert not any(os.path.exists(folder) for folder in group.folders.values())
 
 
+@needs_cgroups
+def test_an_attempt_has_failed_though_only_a_child_was_killed_at_the_limit(executor, tmp_path):
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {GREEDY!r}])"
+    executor.start(assignment(tmp_path, *python(parent), memory_bytes=96 * MIB))
+    status = wait_for_end(executor)
+    assert (status.phase, status.exit_code) == (EXITED, -9)
+    assert "one of its processes was killed" in status.detail
+    assert "memory limit of 96 MiB" in status.detail
+
+
 def test_memory_is_watched_where_there_is_no_group(tmp_path, monkeypatch):
     monkeypatch.setattr(cgroups, "find_cgroups", lambda: None)
     folder = folder_of(tmp_path)

@@ -318,7 +318,8 @@ def _supervise(order: Assignment, inputs: _Inputs) -> Result:
         return Result(
             -signal.SIGTERM, "its lease ended without contact to the daemon", is_lost=True
         )
-    _, exit_code = gang.failure or (0, 0)
+    # A command may exit with 0 although a child was killed at the memory limit.
+    _, exit_code = gang.failure or (0, -signal.SIGKILL if gang.is_over_memory else 0)
     if exit_code == 0 and (gang.was_asked or inputs.is_asked_to_end) and not os.path.exists(STOP):
         # The stop came from outside the fleet: a queue with a time limit, or an init system, which
         # signals the commands too. A command that obeyed must not look as if it had finished.
@@ -448,14 +449,18 @@ def _asked_s(order: Assignment, inputs: _Inputs) -> float | None:
 
 
 def _why(gang: _Gang, order: Assignment) -> str:
-    if gang.failure is None:
+    if gang.failure is None and not gang.is_over_memory:
         return ""
-    rank, exit_code = gang.failure
+    rank, exit_code = gang.failure or (0, -signal.SIGKILL)
     who = f"rank {rank}" if order.processes == "per-device" else "the command"
+    if gang.failure is None:
+        who = "one of its processes"
     if gang.is_over_memory and order.memory_bytes is not None:
         return f"{who} was killed: the job used more than its memory limit of " + (
             f"{order.memory_bytes / 2**20:,.0f} MiB"
         )
+    if gang.is_over_memory:
+        return f"{who} was killed: the machine ran out of memory"
     if exit_code > 0:
         return f"{who} ended with code {exit_code}"
     try:
