@@ -6,7 +6,9 @@ import pytest
 from service.rest_service import Service, is_problem
 
 from hocket.base.errors import InputFileError
+from hocket.service.errors import ForbiddenError
 from hocket.service.server_config import read_server_config
+from hocket.service.spec import JobSpec
 from hocket.service.tokens import COOKIE_AGE_S, Holder, Tokens
 
 pytestmark = pytest.mark.usefixtures("nobody_left")
@@ -188,6 +190,41 @@ def test_weight_and_team_are_limited_by_the_config(service, people, tmp_path):
     # Without a config a user has one share and no team.
     assert people["bob"].post("/v1/jobs", json=JOB | {"weight": 1.5}).status_code == 403
     assert people["bob"].post("/v1/jobs", json=JOB | {"team": "a"}).status_code == 403
+
+
+QUOTAS = """
+[users.ann]
+max_devices = 3
+teams = ["vision"]
+[users.root]
+max_devices = 1
+[teams.vision]
+max_devices = 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "limit"),
+    [
+        ("ann", {"gang": 4}, "user 'ann' may hold at most 3 devices at once, not 4"),
+        ("ann", {"gangs": [4, 5]}, "at most 3 devices at once, not 4"),
+        ("ann", {"gang": 3, "team": "vision"}, "team 'vision' may hold at most 2"),
+        ("root", {"gang": 2}, "user 'root' may hold at most 1"),
+        ("ann", {"gang": 3}, None),
+        ("ann", {"gangs": [2, 8], "team": "vision"}, None),
+        ("bob", {"gang": 4}, None),
+    ],
+)
+def test_a_gang_above_a_quota_is_refused(tmp_path, name, spec, limit):
+    path = tmp_path / "fleet.toml"
+    path.write_text(QUOTAS)
+    config, job = read_server_config(path), JobSpec(name="job", command=("true",), **spec)
+    holder = Holder(name=name, role="admin" if name == "root" else "user")
+    if limit is None:
+        config.check(job, holder)
+        return
+    with pytest.raises(ForbiddenError, match=limit):
+        config.check(job, holder)
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,18 @@ class ServerConfig(_ConfigTable):
 
     def check(self, spec: JobSpec, holder: Holder) -> None:
         """Raise `ForbiddenError` where a job asks for more than its user may."""
+        # Quotas hold for admins too: a larger gang would wait for ever.
+        gang = min(spec.gangs or (spec.gang,))
+        for who, quota in (
+            (f"user {holder.name!r}", self.limits_of(holder.name)),
+            (f"team {spec.team!r}", self.quota_of_team(spec.team)),
+        ):
+            if gang > quota.limits[0]:
+                raise ForbiddenError(
+                    f"{who} may hold at most {quota.max_devices} devices at once, not {gang}",
+                    hint="lower gang, or ask an admin to raise max_devices in the server's config",
+                    where="gang",
+                )
         if holder.role == "admin":
             return
         limits = self.limits_of(holder.name)
