@@ -205,3 +205,16 @@ def test_the_wait_of_a_job_begins_when_nothing_blocks_it_any_more() -> None:
     state, _ = step(state, Finish(time_s=50.0, numbers=(1,)))
     assert phases(state)[3] == "waiting"
     assert state.jobs.rows["waiting_since_s"][state.row_of(3)] == 50.0
+
+
+def test_the_reason_of_a_job_names_drained_devices():
+    state, _ = step(fleet(4), Drain(time_s=0.0, names=fleet(4).device_names))
+    state, _ = step(state, Submit(time_s=0.0, jobs=(job(1),)))
+    first = ", ".join(state.device_names[:3])
+    assert reason(state, 1) == (
+        "needs a device of one type that it can run on; at most 0 take jobs; "
+        f"{first} and 1 more are drained"
+    )
+    state, _ = step(state, Reopen(time_s=1.0, names=state.device_names[1:]))
+    state, _ = step(state, Submit(time_s=1.0, jobs=(job(2, gang=4),)))
+    assert reason(state, 2).endswith(f"; {state.device_names[0]} is drained")

@@ -6,6 +6,7 @@ import http.server
 import json
 import os
 import pty
+import socket
 import subprocess
 import sys
 import threading
@@ -171,5 +172,7 @@ def test_a_shell_runs_on_a_device_of_the_fleet(tmp_path, capsys):
         drained = fleet.type("drain", "v100-0")
         assert drained.strip() == "no new jobs run on v100-0"
         assert "drained" in fleet.type("devices")
+        for name in ("local", "localhost", socket.gethostname()):
+            assert fleet.ask("drain", name)["devices"] == ["v100-0", "k80-1"]
         assert "new jobs may run" in fleet.type("drain", "v100-0", "--undo")
         assert "v100" in fleet.type("usage")

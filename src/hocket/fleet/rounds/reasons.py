@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
+from hocket.base.arrays import BoolArray
 from hocket.fleet.rounds.fairness import OVER_USER_QUOTA
-from hocket.fleet.rounds.state import BLOCKED, CONDITIONS, NOT_SOLVED, PAUSED, RUNNING, FleetState
+from hocket.fleet.rounds.state import (
+    BLOCKED,
+    CONDITIONS,
+    NOT_SOLVED,
+    PAUSED,
+    RUNNING,
+    FleetState,
+    is_usable,
+)
+
+_MOST_NAMED = 3
+"""Maximum number of drained devices in a sentence."""
 
 
 def reason(state: FleetState, number: int) -> str:
@@ -24,11 +36,17 @@ def reason(state: FleetState, number: int) -> str:
     able = state.jobs.steps_per_s[row] > 0.0
     if not able.any():
         return "can run on no device type"
+    return _waiting(state, row, able) + _drained(state, able)
+
+
+def _waiting(state: FleetState, row: int, able: BoolArray) -> str:
+    job = state.jobs.rows[row]
     gang = int(job["gang"])
     fits = able & (state.num_devices >= gang)
     if not fits.any():
         most = int(state.num_devices[able].max(initial=0))
-        return f"needs {gang} devices of one type that it can run on; at most {most} work"
+        need = f"{gang} devices" if gang > 1 else "a device"
+        return f"needs {need} of one type that it can run on; at most {most} take jobs"
     largest = state.layout.largest_server
     fits &= (gang <= largest) | (state.jobs.spread_steps_per_s[row] > 0.0)
     if not fits.any():
@@ -38,9 +56,19 @@ def reason(state: FleetState, number: int) -> str:
     return _queued(state, row, fits)
 
 
+def _drained(state: FleetState, able: BoolArray) -> str:
+    """Name the drained devices that a job could use; empty if there are none."""
+    at = np.flatnonzero(state.is_up & ~is_usable(state) & able[state.type_of_device])
+    if not len(at):
+        return ""
+    named = ", ".join(state.device_names[device] for device in at[:_MOST_NAMED])
+    more = f" and {len(at) - _MOST_NAMED} more" if len(at) > _MOST_NAMED else ""
+    return f"; {named}{more} {'is' if len(at) == 1 else 'are'} drained"
+
+
 def free_devices(state: FleetState) -> list[int]:
     """Working devices that nobody holds, of each device type."""
-    held = state.type_of_device[state.is_up & (state.holders[:, 0] >= 0)]
+    held = state.type_of_device[is_usable(state) & (state.holders[:, 0] >= 0)]
     free: list[int] = (state.num_devices - np.bincount(held, minlength=state.num_types)).tolist()
     return free
 

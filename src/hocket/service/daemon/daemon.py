@@ -170,7 +170,7 @@ class Daemon:
         self.config = config or ServerConfig()
         """Limits of users and teams."""
         self._capacity = capacity
-        """Number of devices of each type if no more can join, so that larger gangs are refused;
+        """Number of devices of each type of a local fleet, whose devices are all there will be;
         None otherwise.
         """
         self._shares_devices = shares_devices
@@ -223,6 +223,11 @@ class Daemon:
     def is_running(self) -> bool:
         """True if commands are executed."""
         return self._loops.are_alive
+
+    @property
+    def is_local(self) -> bool:
+        """True if all devices are on this machine."""
+        return self._capacity is not None
 
     @property
     def trouble(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Annotated
 
 import numpy as np
@@ -67,9 +68,14 @@ async def reopen(body: DrainRequest, daemon: TheDaemon, decisions: TheDecisions)
 
 
 def _devices_of(daemon: Daemon, name: str) -> tuple[str, ...]:
-    """Devices of a machine, or the device of that name."""
+    """Devices of a machine, or the device of that name.
+
+    All devices of a local fleet are on this machine, whatever servers ``--devices`` put them on.
+    """
     found = daemon.devices()
-    names = tuple(one.name for one in found if name in (one.server, one.name))
+    if daemon.is_local and name in ("local", "localhost", socket.gethostname()):
+        name = ""
+    names = tuple(one.name for one in found if name in ("", one.server, one.name))
     if not names:
         known = sorted({one.server for one in found} | {one.name for one in found})
         hint = did_you_mean(name, known) or "hocket fleet devices lists them"
