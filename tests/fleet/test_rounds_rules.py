@@ -12,7 +12,7 @@ from hocket.fleet.policies import POLICIES
 from hocket.fleet.rounds import Rules, rules
 from hocket.fleet.rounds.assign import slack_rounds
 from hocket.fleet.rounds.kernels import place, wishes
-from hocket.fleet.rounds.rules import HALF_ROUNDS, UNITS_PER_ROUND
+from hocket.fleet.rounds.rules import HALF_SLACK_ROUNDS, UNITS_PER_ROUND
 from hocket.kernels.decorator import Kernel
 
 
@@ -137,8 +137,8 @@ def test_debts_count_in_whole_units_of_a_round():
 def test_slack_is_whole_at_the_end_and_half_when_so_many_rounds_are_left():
     assert deficit(0.0, left=0.0) == SLACK
     half = np.floor(SLACK / 2 * UNITS_PER_ROUND) / UNITS_PER_ROUND
-    assert deficit(0.0, left=HALF_ROUNDS * ROUND_S) == half
-    assert deficit(0.0, left=HALF_ROUNDS * ROUND_S * 2.0, speed=2.0) == half
+    assert deficit(0.0, left=HALF_SLACK_ROUNDS * ROUND_S) == half
+    assert deficit(0.0, left=HALF_SLACK_ROUNDS * ROUND_S * 2.0, speed=2.0) == half
     assert deficit(0.0, left=np.inf) == 0.0
 
 

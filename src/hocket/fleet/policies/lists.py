@@ -47,8 +47,8 @@ _WORTH_SHARING = 1.5
 
 def fifo(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
     """Jobs in order of arrival, each on its fastest free device type; running jobs stay."""
-    order, liking = _stay(snapshot, snapshot.usable_steps_per_s)
-    return _listed("fifo", snapshot, order, liking)
+    order, preference = _stay(snapshot, snapshot.usable_steps_per_s)
+    return _allocate_in_order("fifo", snapshot, order, preference)
 
 
 def fifo_strict(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
@@ -59,25 +59,25 @@ def fifo_strict(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocati
 def fifo_as_gavel(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
     """Gavel's FIFO: a job that fits on no device type with enough free devices is skipped."""
     order = np.argsort(snapshot.arrival, kind="stable")
-    return _listed("fifo", snapshot, order, snapshot.usable_steps_per_s, is_strict=False)
+    return _allocate_in_order("fifo", snapshot, order, snapshot.usable_steps_per_s, is_strict=False)
 
 
 def fifo_agnostic(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
     """Jobs in order of arrival, each on any free device type; running jobs stay."""
-    order, liking = _stay(snapshot, _drawn(snapshot.ids, snapshot.num_types))
-    return _listed(
-        "fifo-agnostic", snapshot, order, np.where(snapshot.steps_per_s > 0.0, liking, 0.0)
+    order, preference = _stay(snapshot, _drawn(snapshot.ids, snapshot.num_types))
+    return _allocate_in_order(
+        "fifo-agnostic", snapshot, order, np.where(snapshot.steps_per_s > 0.0, preference, 0.0)
     )
 
 
-def _stay(snapshot: ClusterSnapshot, liking: FloatArray) -> tuple[LongArray, FloatArray]:
+def _stay(snapshot: ClusterSnapshot, preference: FloatArray) -> tuple[LongArray, FloatArray]:
     """Order of jobs (running ones first, then by arrival) and their preference for each device
     type."""
     stays_on = staying_on(snapshot)
     stay = np.flatnonzero(stays_on >= 0)
-    liking = liking.copy()
-    liking[stay, stays_on[stay]] = np.inf
-    return np.lexsort((snapshot.arrival, stays_on < 0)), liking
+    preference = preference.copy()
+    preference[stay, stays_on[stay]] = np.inf
+    return np.lexsort((snapshot.arrival, stays_on < 0)), preference
 
 
 def shortest_job_first(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
@@ -86,7 +86,7 @@ def shortest_job_first(snapshot: ClusterSnapshot, warm: Warm | None = None) -> A
     fastest = snapshot.usable_steps_per_s.max(axis=1, initial=0.0)
     length_s = remaining / np.where(fastest > 0.0, fastest, 1e-300)
     order = np.lexsort((snapshot.arrival, length_s, ~snapshot.keeps_word))
-    return _listed("shortest-job-first", snapshot, order, snapshot.usable_steps_per_s)
+    return _allocate_in_order("shortest-job-first", snapshot, order, snapshot.usable_steps_per_s)
 
 
 def _drawn(names: tuple[str, ...], num_types: int) -> FloatArray:
@@ -100,7 +100,7 @@ def _draw(name: str, num_types: int) -> bytes:
     return shake_128(name.encode(errors="surrogatepass")).digest(4 * num_types)
 
 
-def _listed(
+def _allocate_in_order(
     name: str,
     snapshot: ClusterSnapshot,
     order: LongArray,

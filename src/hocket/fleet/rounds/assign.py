@@ -18,7 +18,7 @@ def assign(
 ) -> tuple[FleetState, Actions]:
     """Give devices to the most urgent jobs; ``jobs`` are changed in place and belong to the new
     state."""
-    from hocket.fleet.rounds.kernels.place import play
+    from hocket.fleet.rounds.kernels.place import run_round
 
     parameters = _parameters(state.rules, is_refill, runs_in_arrival_order(state), backfills(state))
     parameters = parameters._replace(
@@ -26,7 +26,7 @@ def assign(
     )
     held = rows_of(jobs, state.holders)
     made = new_round(state.time_s, jobs, asked, parameters, speeds_of(state), state.layout, held)
-    play(made)
+    run_round(made)
     # Under backfill no shares are solved for: a running job has all of its time where it runs.
     if parameters.backfills:
         running = np.flatnonzero(jobs.rows["phase"] == RUNNING)

@@ -51,7 +51,7 @@ def with_new(state: FleetState, fresh: tuple[Job, ...]) -> FleetState:
     return state.but(dependencies=np.append(state.dependencies, np.array(edges), axis=0))
 
 
-def settle(
+def resolve_dependencies(
     state: FleetState, jobs: Jobs, ended: list[int], reason: int, before: Actions
 ) -> tuple[FleetState, Actions]:
     """Unblock or end the jobs that waited for the jobs with the numbers ``ended``; ``jobs`` are

@@ -4,7 +4,7 @@ A job belongs to the group of its team, or of its user if it names no team. Unde
 `BY_GROUP`, the weights of a group's jobs add up to the weight of the group, so that a user with 100
 jobs gets as much as one with a single job. When a job ends, its deficit or surplus goes to the
 other jobs of its group. Short jobs go before long ones within a group, but not across groups
-(`compare_by_group`).
+(`set_group_shift`).
 
 Quotas limit the devices that a user or a team holds at once, and their device time per week. Jobs
 beyond a quota wait; no running job is stopped because of one. A higher priority level goes first,
@@ -73,7 +73,7 @@ def has_groups(state: FleetState) -> bool:
     return is_improved and not is_alone and state.rules.policy in BY_GROUP
 
 
-def compare_by_group(
+def set_group_shift(
     state: FleetState, jobs: Jobs, wanting: LongArray, slack_rounds: FloatArray
 ) -> None:
     """Shift urgencies so that the first job of each group ranks by the deficit of the whole group.

@@ -26,11 +26,11 @@ from hocket.base.arrays import FloatArray, LongArray
 from hocket.fleet.rounds.actions import NOTHING, Actions
 from hocket.fleet.rounds.assign import assign, backfills, slack_rounds
 from hocket.fleet.rounds.fairness import (
-    compare_by_group,
     has_groups,
     mark_over_quota,
+    set_group_shift,
 )
-from hocket.fleet.rounds.rules import HALF_ROUNDS, UNITS_PER_ROUND
+from hocket.fleet.rounds.rules import HALF_SLACK_ROUNDS, UNITS_PER_ROUND
 from hocket.fleet.rounds.share import is_overdue, share
 from hocket.fleet.rounds.state import (
     RUNNING,
@@ -53,29 +53,29 @@ def begin_round(state: FleetState, jobs: Jobs) -> tuple[FleetState, Actions]:
         # Deficits of pairs that could not be served for long are limited; otherwise those pairs
         # would push out all others later.
         np.clip(state.pair_plan.credit_s, -most_s, most_s, out=state.pair_plan.credit_s)
-    _settle_groups(state, jobs)
+    _apply_quotas_and_groups(state, jobs)
     return assign(state, jobs, _asked(state, jobs), is_refill=False)
 
 
 def refill(state: FleetState, jobs: Jobs) -> tuple[FleetState, Actions]:
     """Give free devices to waiting jobs without touching those that run."""
-    from hocket.fleet.rounds.kernels.release import can_start
+    from hocket.fleet.rounds.kernels.release import has_waiting_job_that_fits
 
     free = np.empty(state.num_types, dtype=np.int64)
-    if not can_start(jobs, state.holders, state.layout, free):
+    if not has_waiting_job_that_fits(jobs, state.holders, state.layout, free):
         return state, NOTHING
     if state.is_dirty:
         state = _share(state, jobs)
-    _settle_groups(state, jobs)
+    _apply_quotas_and_groups(state, jobs)
     return assign(state, jobs, _asked(state, jobs), is_refill=True)
 
 
-def _settle_groups(state: FleetState, jobs: Jobs) -> None:
+def _apply_quotas_and_groups(state: FleetState, jobs: Jobs) -> None:
     """Apply quotas, and shares of users and teams, before devices are granted."""
     mark_over_quota(state, jobs)
     if has_groups(state):
         wanting = np.flatnonzero(jobs.rows["phase"] <= RUNNING)
-        compare_by_group(state, jobs, wanting, _slack_rounds(state.rules, jobs, wanting))
+        set_group_shift(state, jobs, wanting, _slack_rounds(state.rules, jobs, wanting))
 
 
 def _share(state: FleetState, jobs: Jobs) -> FleetState:
@@ -161,4 +161,4 @@ def _slack_rounds(rules: Rules, jobs: Jobs, some: LongArray) -> FloatArray:
     best = np.maximum(speeds.max(axis=1, initial=0.0), 1e-300)
     is_late = is_overdue(rules, some_rows(rows, some), speeds)
     rounds_left = np.where(is_late, np.inf, left) / (best * rules.round_s)
-    return np.asarray(slack_rounds(rules) * HALF_ROUNDS / (HALF_ROUNDS + rounds_left))
+    return np.asarray(slack_rounds(rules) * HALF_SLACK_ROUNDS / (HALF_SLACK_ROUNDS + rounds_left))

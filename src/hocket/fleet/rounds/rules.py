@@ -27,9 +27,9 @@ from hocket.kernels import kernel
 
 UNITS_PER_ROUND = 16.0
 """Deficits are compared in coarse units, so that noise of a solver decides nothing."""
-HALF_ROUNDS = 300.0
+HALF_SLACK_ROUNDS = 300.0
 """Rounds that a job still needs where it may take half of the slack."""
-LONGEST = 2.0
+OVERDUE_FACTOR = 2.0
 """Factor by which a job may exceed the time that it claimed to need; beyond it, it has no slack and
 no known end.
 """
@@ -62,7 +62,7 @@ def is_kept(is_running: bool, bound: bool, ran_s: float, least_s: float, keeps_a
 def is_overdue(held_s: float, restarts_s: float, longest_s: float, round_s: float) -> bool:
     """True if a job has run much longer than it claimed to need on its slowest device type: its
     claim is no longer trusted."""
-    return held_s - restarts_s > LONGEST * longest_s + round_s
+    return held_s - restarts_s > OVERDUE_FACTOR * longest_s + round_s
 
 
 @kernel
@@ -96,7 +96,7 @@ def urgency_of_deficit(
     """Urgency, in rounds, of a wish for a device type on which the job has a share."""
     deficit = credit_s / round_s + stays_rounds + priority * PRIORITY_FIRST
     rounds_left = left_steps / (steps_per_s * round_s)
-    deficit += slack_rounds * HALF_ROUNDS / (HALF_ROUNDS + rounds_left)
+    deficit += slack_rounds * HALF_SLACK_ROUNDS / (HALF_SLACK_ROUNDS + rounds_left)
     return float(np.floor(deficit * UNITS_PER_ROUND) / UNITS_PER_ROUND)
 
 

@@ -15,7 +15,7 @@ from hocket.fleet.policies.lists import fifo_as_gavel
 from hocket.fleet.policies.normalise import isolated_steps_per_s
 from hocket.fleet.rounds.assign import runs_in_arrival_order
 from hocket.fleet.rounds.fairness import set_weights
-from hocket.fleet.rounds.rules import LONGEST
+from hocket.fleet.rounds.rules import OVERDUE_FACTOR
 from hocket.fleet.rounds.state import (
     MAY_FILL,
     RUNNING,
@@ -163,7 +163,7 @@ def is_overdue(rules: Rules, rows: Rows, steps_per_s: FloatArray) -> BoolArray:
     slowest = np.where(steps_per_s > 0.0, steps_per_s, np.inf).min(axis=1, initial=np.inf)
     # A job that can run nowhere has had no time, so any speed will do.
     slowest = np.where(np.isinf(slowest), 1.0, slowest)
-    most_s = LONGEST * rows["total_steps"] / slowest + rules.round_s
+    most_s = OVERDUE_FACTOR * rows["total_steps"] / slowest + rules.round_s
     worked_s = rows["held_s"] - rows["attempt"] * rules.restart_s
     return np.asarray(worked_s > most_s)
 

@@ -223,13 +223,13 @@ def _end(
     hand_on_credit(state, jobs, at)
     # Processes that still run may write what the next jobs read.
     gone = [number for number in jobs.rows["number"][at].tolist() if number not in living]
-    state, actions = dependencies.settle(state, jobs, gone, reason, actions)
+    state, actions = dependencies.resolve_dependencies(state, jobs, gone, reason, actions)
     return _react(state.but(is_dirty=True), jobs, actions)
 
 
 def _leave(state: FleetState, jobs: Jobs, event: Leave) -> tuple[FleetState, Actions]:
     reason = STOP_REASONS.index(event.reason)
-    state, actions = dependencies.settle(state, jobs, [event.number], reason, NOTHING)
+    state, actions = dependencies.resolve_dependencies(state, jobs, [event.number], reason, NOTHING)
     return _react(state.but(is_dirty=True), jobs, actions)
 
 

@@ -382,11 +382,10 @@ class Transaction:
         """Reason why a job ended in an earlier batch; stored with its attempts until the last one
         closes.
         """
-        return next(
-            attempt.outcome
-            for name, attempt in self._changed_attempts.items()
-            if name.job == number
-        )
+        changed = (one for name, one in self._changed_attempts.items() if name.job == number)
+        attempt = next(changed, None)
+        assert attempt is not None, f"job {number} ended before, with no attempt to close"
+        return attempt.outcome
 
 
 def _is_news(record: JobRecord, old: JobRecord) -> bool:

@@ -75,7 +75,7 @@ class Attempts:
         """Store what to run, unless that was done before; False for a name that is used up."""
         name = assignment.name
         with _telling(f"start attempt {name}"):
-            if self._is_over(name):
+            if self._is_used_up(name):
                 self._refused[name] = "this attempt, or a later one of its job, has ended before"
                 return False
             with self._made(name) as folder:
@@ -87,7 +87,7 @@ class Attempts:
     def ask_to_stop(self, name: AttemptName, grace_s: float) -> bool:
         """Request the end of an attempt; False if it is forgotten. One not begun never begins."""
         with _telling(f"stop attempt {name}"):
-            if self._is_over(name):
+            if self._is_used_up(name):
                 return False
             with self._made(name) as folder:
                 earlier_s = files.asked_grace_s(folder)
@@ -126,8 +126,8 @@ class Attempts:
         yield new
         os.rename(new, folder)
 
-    def _is_over(self, name: AttemptName) -> bool:
-        """True if a name is used up; an attempt that still has its folder is not over."""
+    def _is_used_up(self, name: AttemptName) -> bool:
+        """True if a name is used up; that of an attempt that still has its folder is not."""
         return not self.path(name).exists() and name.attempt <= self._last_forgotten(name.job)
 
     def _last_forgotten(self, job: int) -> int:

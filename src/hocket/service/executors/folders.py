@@ -44,12 +44,12 @@ class FolderExecutor(ABC):
         deadline_s = time.monotonic() + span_s
         self._deadline_s[name] = min(self._deadline_s.get(name, deadline_s), deadline_s)
 
-    def _is_overdue(self, name: AttemptName, folder: Path, delay_s: float) -> bool:
+    def _outlived_grace(self, name: AttemptName, folder: Path, delay_s: float) -> bool:
         """True if an attempt was asked to stop and outlived its grace by ``delay_s``."""
         grace_s = asked_grace_s(folder)
-        return grace_s is not None and self._is_late(name, grace_s + delay_s)
+        return grace_s is not None and self._is_past_deadline(name, grace_s + delay_s)
 
-    def _is_late(self, name: AttemptName, span_s: float) -> bool:
+    def _is_past_deadline(self, name: AttemptName, span_s: float) -> bool:
         """True if the deadline of an attempt has passed; without a deadline, one is set ``span_s``
         from now.
         """

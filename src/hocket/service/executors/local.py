@@ -144,7 +144,7 @@ class LocalExecutor(FolderExecutor):
             lock = None
         if lock is None:
             # The supervisor has not ended its attempt in time, for example because it is stopped.
-            if self._is_overdue(name, folder, SUPERVISOR_DELAY_S):
+            if self._outlived_grace(name, folder, SUPERVISOR_DELAY_S):
                 self._signal_supervisor(folder, signal.SIGKILL)
             self._fence_silent(name, folder)
             is_running = (folder / files.RUNNING).exists()

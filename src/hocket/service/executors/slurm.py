@@ -167,7 +167,7 @@ class SlurmExecutor(FolderExecutor):
     def _end(self, name: AttemptName, folder: Path, jobs: list[SlurmJob]) -> Result | None:
         """Result of an attempt that wrote none itself; None while it runs."""
         if any(not job.has_ended for job in jobs):
-            if self._is_overdue(name, folder, SUPERVISOR_DELAY_S):
+            if self._outlived_grace(name, folder, SUPERVISOR_DELAY_S):
                 slurm.cancel(jobs)
             return None
         was_stopped = (folder / files.STOP).exists()
@@ -195,7 +195,7 @@ class SlurmExecutor(FolderExecutor):
         if not (folder / _GIVEN_UP).exists():
             files.write_json(folder / _GIVEN_UP, {"detail": f"lost by Slurm: {state}"})
             files.ask_to_stop(folder, 0.0)
-        return not self._is_late(name, LOCK_PATIENCE_S)
+        return not self._is_past_deadline(name, LOCK_PATIENCE_S)
 
 
 _NEVER_AGAIN = (_SUBMITTED, files.BEGUN, files.STOP, files.RESULT)

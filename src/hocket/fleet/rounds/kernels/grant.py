@@ -285,7 +285,7 @@ def _next_level(r: Round, below: float) -> float:
 
 
 @kernel
-def choose(r: Round, num_parts: int) -> None:
+def grant_wishes(r: Round, num_parts: int) -> None:
     """Grant wishes part by part as long as devices are left.
 
     A wish below ``jobs x types`` is a job on a device type; the others are rows of ``pairs``

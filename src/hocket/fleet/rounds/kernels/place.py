@@ -9,8 +9,8 @@ import numpy as np
 
 from hocket.fleet.rounds.actions import MOVED, PREEMPTED
 from hocket.fleet.rounds.kernels.grant import (
-    choose,
     fill_in_line,
+    grant_wishes,
     predict_free_devices,
     take_back_moves,
 )
@@ -25,13 +25,13 @@ _MAX_TRIES = 8
 
 
 @kernel
-def play(r: Round) -> None:
+def run_round(r: Round) -> None:
     """Run a round; ``jobs`` and ``holders`` then state which job holds which device."""
     num_parts = order_wishes(r)
     # Each failed try withdraws at least one wish; the last leaves devices idle.
     for tries_left in range(_MAX_TRIES - 1, -1, -1):
         _reset_grants(r)
-        if hand_out(r, num_parts, tries_left == 0):
+        if try_round(r, num_parts, tries_left == 0):
             break
 
 
@@ -53,7 +53,7 @@ def _reset_grants(r: Round) -> None:
 
 
 @kernel
-def hand_out(r: Round, num_parts: int, is_final: bool) -> bool:
+def try_round(r: Round, num_parts: int, is_final: bool) -> bool:
     """Grant wishes in order, place the granted jobs on devices, and record stops and starts.
 
     Returns False, without a change of ``jobs`` but for ``reserved_s``, if a gang was granted
@@ -69,18 +69,18 @@ def hand_out(r: Round, num_parts: int, is_final: bool) -> bool:
         rows.reserved_s[i] = 0.0
         if r.device_type[i] >= 0 and rows.partner[i] >= 0:
             r.partner[i] = row_of(r.jobs, rows.partner[i])
-    _count_kept(r)
+    _subtract_devices_of_kept_jobs(r)
     predict_free_devices(r)
     if r.parameters.backfills:
         fill_in_line(r)
         num_parts = 0
-    choose(r, num_parts)
+    grant_wishes(r, num_parts)
     if r.parameters.keeps_equal and not r.parameters.by_share:
         is_changed = take_back_moves(r)
         # Other jobs may want the devices that became free. Not with pairs: they would be granted
         # twice.
         if is_changed and r.asked.pairs.shape[0] == 0:
-            choose(r, num_parts)
+            grant_wishes(r, num_parts)
     if r.parameters.by_share:
         for i in range(rows.shape[0]):
             if rows.has_share[i] == NOT_SOLVED and not r.is_kept[i]:
@@ -115,7 +115,7 @@ def _set_rates(r: Round) -> None:
 
 
 @kernel
-def _count_kept(r: Round) -> None:
+def _subtract_devices_of_kept_jobs(r: Round) -> None:
     for server in range(r.num_free.shape[0]):
         for at in range(r.layout.server_ptr[server], r.layout.server_ptr[server + 1]):
             row = r.holders[r.layout.order[at], 0]

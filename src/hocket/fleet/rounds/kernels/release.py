@@ -40,9 +40,11 @@ def take_away(
 
 
 @kernel
-def can_start(jobs: Jobs, holders: LongArray, layout: DeviceLayout, free: LongArray) -> bool:
-    """True if any waiting job fits on the free devices; ``free`` is filled with their number by
-    type."""
+def has_waiting_job_that_fits(
+    jobs: Jobs, holders: LongArray, layout: DeviceLayout, free: LongArray
+) -> bool:
+    """True if any waiting job fits on the free devices, whatever its quota; ``free`` is filled with
+    their number by type."""
     for device_type in range(free.shape[0]):
         free[device_type] = layout.num_devices[device_type]
     for server in range(layout.server_type.shape[0]):

@@ -36,7 +36,7 @@ def order_wishes(r: Round) -> int:
     """Collect and rank the wishes of all jobs and pairs; returns the number of parts."""
     rows = r.jobs.rows
     _count_stoppable(r)
-    _keep(r)
+    _mark_kept(r)
     if r.parameters.by_share:
         return order_by_share(r)
     first_pair = rows.shape[0] * r.jobs.shares.shape[1]
@@ -46,7 +46,7 @@ def order_wishes(r: Round) -> int:
 
 
 @kernel
-def _keep(r: Round) -> None:
+def _mark_kept(r: Round) -> None:
     """Mark running jobs that cannot be stopped or moved in this round, and their partners."""
     rows = r.jobs.rows
     keeps_all = r.parameters.is_refill or r.parameters.runs_in_arrival_order
