@@ -187,9 +187,9 @@ def test_gangs_sit_on_few_servers() -> None:
 @pytest.mark.parametrize("mechanism", ["gavel", "improved"])
 def test_whole_numbers_compile_nothing_anew(mechanism: str) -> None:
     from hocket.fleet.rounds.kernels.count import count
-    from hocket.fleet.rounds.kernels.place import play
+    from hocket.fleet.rounds.kernels.place import run_round
 
-    kernels = [cast(Any, kernel) for kernel in (count, play)]
+    kernels = [cast(Any, kernel) for kernel in (count, run_round)]
     known = []
     for one in (1.0, 1):
         rules = Rules(
