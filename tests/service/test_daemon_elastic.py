@@ -13,6 +13,7 @@ from hocket.fleet.rounds.state import Rules
 from hocket.service.daemon import Daemon
 from hocket.service.executors.executor import AttemptName
 from hocket.service.executors.local import LocalExecutor
+from hocket.service.server_config import ServerConfig
 from hocket.service.spec import JobSpec
 from hocket.service.store import Store
 
@@ -52,6 +53,20 @@ def test_a_job_shrinks_for_others_and_grows_again_with_the_plan_for_its_devices(
     assert rig.job(1).attempt == 3, "nothing changes where nothing came or went"
     assert rig.again().job(1).spec.gangs == GANGS
     rig.lives[-1].die()
+
+
+@pytest.mark.parametrize("who", [{"owner": "ann"}, {"team": "vision"}])
+def test_a_job_takes_no_more_devices_than_its_quota_allows(tmp_path, who):
+    limits = {"max_devices": 2}
+    config = ServerConfig.model_validate({"users": {"ann": limits}, "teams": {"vision": limits}})
+    rig = Rig(tmp_path, FakeExecutor(fleet_devices(v100=4)), Time(), config=config)
+    rig.look()
+    rig.submit(**ELASTIC, **who)
+    rig.look(2)
+    rig.later(60)
+    rig.look(2)
+    assert (rig.status(1), len(rig.job(1).devices)) == ("running", 2)
+    rig.die()
 
 
 def test_work_that_a_new_size_loses_is_lost_and_the_size_stays_then(tmp_path):

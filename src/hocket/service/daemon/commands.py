@@ -115,7 +115,7 @@ def submit(
     state, team = _with_name(transaction.state, "teams", spec.team, config)
     state, user = _with_name(state, "users", owner, config)
     refuse_estimates(spec, state.rules, reference)
-    gang = first_gang(state, transaction.jobs, number, spec)
+    gang = first_gang(state, transaction.jobs, number, spec, owner)
     speeds = steps_per_s(spec, state.device_types, gang)
     state, profile = with_spec_profile(state, spec, owner, speeds, reference)
     job = Job(

@@ -6,7 +6,8 @@ gain is worth it. It then gets the plan for its new number of devices.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -25,20 +26,27 @@ def speed_on(spec: JobSpec, device_type: str, gang: int | None = None) -> float:
     return spec.throughputs.get(on_gang(spec, gang or spec.gang, device_type), 0.0)
 
 
-def gang_speeds(spec: JobSpec, device_types: Iterable[str]) -> GangSpeeds:
-    """Throughputs of a job for every number of devices that it allows."""
-    names, gangs = list(device_types), tuple(sorted(set(spec.gangs or (spec.gang,))))
+def gang_speeds(state: FleetState, spec: JobSpec, owner: str) -> GangSpeeds:
+    """Throughputs of a job for every number of devices that it and its quotas allow."""
+    names, gangs = state.device_types, tuple(sorted(set(spec.gangs or (spec.gang,))))
+    users = dict(zip(state.users, state.user_quota[:, 0], strict=False))
+    teams = dict(zip(state.teams, state.team_quota[:, 0], strict=False))
+    most = min(users.get(owner, math.inf), teams.get(spec.team, math.inf))
+    # A job that no size fits waits with its smallest gang.
+    gangs = tuple(gang for gang in gangs if gang <= most) or gangs[:1]
     table = np.array(
         [[speed_on(spec, device_type, gang) for device_type in names] for gang in gangs]
     )
     return GangSpeeds(gangs=gangs, steps_per_s=table)
 
 
-def first_gang(state: FleetState, jobs: Mapping[int, JobRecord], number: int, spec: JobSpec) -> int:
+def first_gang(
+    state: FleetState, jobs: Mapping[int, JobRecord], number: int, spec: JobSpec, owner: str
+) -> int:
     """Number of devices that a new job starts with, given the jobs that are already there."""
     if spec.gangs is None:
         return spec.gang
-    speeds = {**_elastic(state, jobs), number: gang_speeds(spec, state.device_types)}
+    speeds = {**_elastic(state, jobs), number: gang_speeds(state, spec, owner)}
     total_steps = float("inf") if spec.total_steps is None else spec.total_steps
     return Sizes(speeds).begin(state, number, total_steps).gang
 
@@ -51,7 +59,7 @@ def resized(state: FleetState, jobs: Mapping[int, JobRecord], time_s: float) -> 
 
 def _elastic(state: FleetState, jobs: Mapping[int, JobRecord]) -> dict[int, GangSpeeds]:
     return {
-        number: gang_speeds(record.spec, state.device_types)
+        number: gang_speeds(state, record.spec, record.owner)
         for number, record in jobs.items()
         if record.spec.gangs is not None
     }
