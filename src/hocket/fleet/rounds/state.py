@@ -18,7 +18,7 @@ from hocket.base.errors import UsageError, unknown_name
 from hocket.fleet.allocation import Warm
 
 Rows = Any
-"""An array of `JOB_RECORD`; compiled code reads its fields as attributes, which numpy's types
+"""An array of `JOB_ROW`; compiled code reads its fields as attributes, which numpy's types
 do not know."""
 
 _NONE = np.zeros(0, dtype=np.int64)
@@ -159,9 +159,7 @@ _REAL = (
     "held_s", "pair_share", "pair_credit_s", "measured_s", "measured_steps", "isolated_steps",
     "time_limit_s", "reserved_s", "own_weight", "group_shift",
 )  # fmt: skip
-JOB_RECORD = np.dtype(
-    [(name, np.int64) for name in _WHOLE] + [(name, np.float64) for name in _REAL]
-)
+JOB_ROW = np.dtype([(name, np.int64) for name in _WHOLE] + [(name, np.float64) for name in _REAL])
 """A row of the table of jobs. Besides the values of `Job`:
 
 - ``phase``, ``device_type``, ``partner``: what it does now; a partner is the number of a job.
@@ -183,14 +181,14 @@ JOB_RECORD = np.dtype(
 - ``group_shift``: rounds added to the urgency, for the deficit of the job's group.
 """
 # Opaque type of the size of a record, so that numpy copies rows in one piece.
-_BYTES = np.dtype(f"V{JOB_RECORD.itemsize}")
+_BYTES = np.dtype(f"V{JOB_ROW.itemsize}")
 
 
 class Jobs(NamedTuple):
     """Jobs in rows, in order of their numbers."""
 
     rows: Rows
-    """One record of `JOB_RECORD` per job."""
+    """One `JOB_ROW` per job."""
     steps_per_s: FloatArray
     """``[job, type]``, as all that follow."""
     spread_steps_per_s: FloatArray
@@ -206,18 +204,18 @@ class Jobs(NamedTuple):
 def empty_rows(count: int, num_types: int) -> Jobs:
     """Uninitialised rows."""
     shape, empty = (count, num_types), np.empty
-    rows = empty(count, dtype=JOB_RECORD)
+    rows = empty(count, dtype=JOB_ROW)
     return Jobs(rows, empty(shape), empty(shape), empty(shape), empty(shape), empty(shape))
 
 
 def some_rows(rows: Rows, which: LongArray) -> Rows:
     """Rows of some jobs. They are copied as bytes, because numpy copies records field by field."""
-    return rows.view(_BYTES)[which].view(JOB_RECORD)
+    return rows.view(_BYTES)[which].view(JOB_ROW)
 
 
 def joined_rows(rows: Rows, more: Rows) -> Rows:
     """Concatenate rows as bytes, for the same reason."""
-    return np.concatenate([rows.view(_BYTES), more.view(_BYTES)]).view(JOB_RECORD)
+    return np.concatenate([rows.view(_BYTES), more.view(_BYTES)]).view(JOB_ROW)
 
 
 class DeviceLayout(NamedTuple):
@@ -322,7 +320,7 @@ class FleetState:
 
 
 BLANK = {
-    **dict.fromkeys(JOB_RECORD.names or (), 0),
+    **dict.fromkeys(JOB_ROW.names or (), 0),
     "device_type": -1,
     "partner": -1,
     "preemptible": 1,

@@ -64,7 +64,10 @@ class Executor(Protocol):
     """An engine that runs attempts."""
 
     def start(self, assignment: Assignment) -> None:
-        """Begin an attempt and return at once; errors are reported by ``poll``."""
+        """Begin an attempt and return at once.
+
+        Raises `RunError` if it may be tried again; other errors are reported by ``poll``.
+        """
 
     def stop(self, name: AttemptName, grace_s: float) -> None:
         """Send an attempt SIGTERM, and SIGKILL if it still runs after ``grace_s``."""

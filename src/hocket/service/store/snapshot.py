@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from hocket.base.errors import InputFileError
 from hocket.fleet.allocation import Warm
 from hocket.fleet.rounds.state import (
-    JOB_RECORD,
+    JOB_ROW,
     DeviceLayout,
     FleetState,
     Jobs,
@@ -41,7 +41,7 @@ _DTYPES = {
     "int64": np.dtype("<i8"),
     "float64": np.dtype("<f8"),
     "bool": np.dtype("?"),
-    "job": JOB_RECORD,
+    "job": JOB_ROW,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
@@ -51,7 +51,7 @@ def take_apart(state: FleetState) -> tuple[bytes, list[NDArray[Any]]]:
     arrays: list[NDArray[Any]] = []
     tree = _tree(state, arrays)
     head = {
-        "columns": JOB_RECORD.names,
+        "columns": JOB_ROW.names,
         "arrays": [[_NAMES[array.dtype], *array.shape] for array in arrays],
         "state": tree,
     }
@@ -62,7 +62,7 @@ def put_together(head: bytes, arrays: Sequence[bytes | bytearray]) -> FleetState
     """Inverse of `take_apart`; raises `InputFileError` for anything else."""
     try:
         content = json.loads(head)
-        if content["columns"] != list(JOB_RECORD.names or ()):
+        if content["columns"] != list(JOB_ROW.names or ()):
             raise ValueError("it was written by a version with other columns")
         read = [
             np.frombuffer(data, _DTYPES[name]).reshape(shape).copy()
