@@ -21,7 +21,7 @@ from hocket.fleet.policies import find_policy
 from hocket.fleet.rounds.actions import MOVED, Actions
 from hocket.fleet.rounds.dependencies import next_limit_s, over_limit
 from hocket.fleet.rounds.events import AddDevices, Event, Finish, RemoveDevices, Tick, TimeOut
-from hocket.fleet.rounds.share import seen_steps_per_s
+from hocket.fleet.rounds.share import consolidated_steps_per_s
 from hocket.fleet.rounds.state import ENDED, RUNNING, UNDECIDED, FleetDevice, FleetState
 from hocket.fleet.rounds.step import step
 
@@ -307,7 +307,7 @@ class _ForecastRun:
         able = rows["phase"] != ENDED
         fits = self.state.num_devices >= rows["gang"][:, None]
         if len(rows):
-            speeds = seen_steps_per_s(self.state, self.state.jobs, np.arange(len(rows)))
+            speeds = consolidated_steps_per_s(self.state, self.state.jobs, np.arange(len(rows)))
             able &= ((speeds > 0.0) & fits).any(axis=1)
         ends = able & np.isfinite(np.minimum(rows["total_steps"], rows["time_limit_s"]))
         self._can_run = np.isin(self._numbers, rows["number"][able])

@@ -17,7 +17,7 @@ import numpy as np
 from hocket.base.errors import UsageError
 from hocket.fleet.rounds.actions import Actions
 from hocket.fleet.rounds.assign import assign
-from hocket.fleet.rounds.share import share
+from hocket.fleet.rounds.share import solve_shares
 from hocket.fleet.rounds.state import FleetState, Jobs
 from hocket.fleet.rounds.tables import NO_PAIRS, Asked
 
@@ -66,7 +66,7 @@ def _reset(state: FleetState, jobs: Jobs) -> FleetState:
         deficit_s = jobs.shares * (state.time_s - state.solved_s)
         jobs.credit_s[:] += deficit_s - (jobs.received_s - half_s)
     jobs.received_s[:] = half_s
-    return share(state, jobs)
+    return solve_shares(state, jobs)
 
 
 def _asked(state: FleetState) -> Asked:

@@ -31,7 +31,7 @@ from hocket.fleet.rounds.fairness import (
     set_group_shift,
 )
 from hocket.fleet.rounds.rules import HALF_SLACK_ROUNDS, UNITS_PER_ROUND
-from hocket.fleet.rounds.share import is_overdue, share
+from hocket.fleet.rounds.share import is_overdue, solve_shares
 from hocket.fleet.rounds.state import (
     RUNNING,
     SHARE_ONLY,
@@ -85,7 +85,7 @@ def _share(state: FleetState, jobs: Jobs) -> FleetState:
         jobs.rows["has_share"] = SHARE_ONLY
         return state.but(solved_s=state.time_s, is_dirty=False)
     is_due = state.time_s - state.solved_s >= state.rules.min_solve_s
-    return share(state, jobs) if is_due else state
+    return solve_shares(state, jobs) if is_due else state
 
 
 def _depends_on_time(policy: str) -> bool:

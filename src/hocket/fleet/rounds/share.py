@@ -34,7 +34,7 @@ _GRID = 1e6
 """Shares are rounded to a millionth, so that noise of a solver decides nothing."""
 
 
-def share(state: FleetState, jobs: Jobs) -> FleetState:
+def solve_shares(state: FleetState, jobs: Jobs) -> FleetState:
     """Compute shares by the policy; ``jobs`` are changed in place."""
     if state.rules.policy in _ISOLATING:
         _advance_alone(jobs)
@@ -52,7 +52,7 @@ def share(state: FleetState, jobs: Jobs) -> FleetState:
     jobs.rows["has_share"] = SHARE_ONLY if is_fifo else MAY_FILL
     if not len(wanting) or not has_devices:
         return state.but(pair_plan=_no_pairs(state))
-    seen = seen_steps_per_s(state, jobs, wanting)
+    seen = consolidated_steps_per_s(state, jobs, wanting)
     snapshot = to_snapshot(state, seen, some_rows(jobs.rows, wanting), last_shares)
     answer = _policy(state)(snapshot, state.warm)
     jobs.shares[wanting] = _coarse(answer.shares)
@@ -88,7 +88,7 @@ def _coarse(shares: FloatArray) -> FloatArray:
     return np.asarray(np.rint(shares * _GRID) / _GRID)
 
 
-def seen_steps_per_s(state: FleetState, jobs: Jobs, wanting: LongArray) -> FloatArray:
+def consolidated_steps_per_s(state: FleetState, jobs: Jobs, wanting: LongArray) -> FloatArray:
     """Throughputs of some jobs, each gang on as few servers as possible; 0 where it cannot run."""
     gang, largest = jobs.rows["gang"][wanting], state.layout.largest_server
     if gang.max() <= largest.min():
