@@ -90,6 +90,8 @@ def test_arrays_with_too_many_dependencies_are_refused(rig):
     rig.submit("first", array=1000)
     with pytest.raises(UsageError, match="at most 10,000 dependencies"):
         rig.submit("second", array=11, after=("1:any",))
+    with pytest.raises(UsageError, match="at most 10,000 dependencies"):
+        rig.submit("often", after=("1:any",) * 11)
     last = rig.submit("second", array=10, after=("1:any",))
     assert len(rig.service_state.state.dependencies) == 10_000
     rig.change("cancel", 2)

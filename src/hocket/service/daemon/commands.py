@@ -103,13 +103,6 @@ def submit(
         )
     _refuse_where_it_runs_nowhere(spec, transaction.state.device_types, capacity)
     after = needed_jobs(transaction, spec, owner, find_job)
-    if len(after) * (spec.array or 1) > MAX_EDGES:
-        raise UsageError(
-            f"{spec.array or 1} jobs would wait for {len(after)} jobs each; together at most "
-            f"{MAX_EDGES:,} dependencies are allowed",
-            hint="submit one job that comes after all of those, and these after that one",
-            where="after",
-        )
     number = transaction.last_number + 1
     priority = config.level(spec.priority)
     state, team = _with_name(transaction.state, "teams", spec.team, config)
@@ -160,12 +153,17 @@ def needed_jobs(
 ) -> tuple[tuple[int, str], ...]:
     """Jobs for which a new job must wait, because they or their processes have not ended.
 
-    Raises `UsageError` if a job is unknown, or has ended in a way that breaks the condition.
+    Raises `UsageError` if a job is unknown, or has ended in a way that breaks the condition, or if
+    there are too many.
     """
     needed: dict[int, str] = {}
+    num_jobs, num_looks = spec.array or 1, 0
     for text in spec.after:
         reference, condition = parse_after(text)
-        for record in _referred(transaction, reference, owner, find_job):
+        records = _referred(transaction, reference, owner, find_job)
+        # Jobs that have ended are looked up in the store, which takes time too.
+        num_looks += len(records)
+        for record in records:
             if phase_of(transaction.state, record.number) != ENDED:
                 needed[record.number] = condition
                 continue
@@ -179,6 +177,13 @@ def needed_jobs(
                 )
             if record.number in transaction.attempts:
                 needed[record.number] = condition
+        if max(num_looks, len(needed) * num_jobs) > MAX_EDGES:
+            raise UsageError(
+                f"this names {num_looks:,} jobs for {num_jobs} to wait for: at most "
+                f"{MAX_EDGES:,} dependencies are allowed",
+                hint="submit one job that comes after all of those, and these after that one",
+                where="after",
+            )
     return tuple(needed.items())
 
 
