@@ -398,3 +398,21 @@ def test_every_command_is_on_the_first_screen_uncut():
     first_screen = hocket("--help").stdout
     assert [name for name in root.list_commands(None) if name not in first_screen] == []
     assert "..." not in first_screen.partition("Plan:")[2]
+
+
+def test_a_loss_of_output_and_target_is_planned_and_run(tmp_path):
+    (tmp_path / "pairs.py").write_text(
+        "import torch\n"
+        "def build(batch=8):\n"
+        "    return torch.nn.Linear(6, 3), (torch.randn(batch, 6), torch.randint(0, 3, (batch,)))\n"
+        "def loss(output, target):\n"
+        "    return torch.nn.functional.cross_entropy(output, target, label_smoothing=0.1)\n"
+    )
+    plan = ("plan", "pairs.py:build", "--on", "1xt4")
+    missing = hocket(*plan, cwd=tmp_path, expect=2)
+    assert "--loss FILE.py:FUNCTION" in missing.stderr
+    for loss in ("cross-entropy", "pairs.py:loss"):
+        hocket(*plan, "--loss", loss, "--amp", "bf16", cwd=tmp_path)
+        ran = hocket("run", "plan.json", "--steps", 2, "--json", cwd=tmp_path)
+        losses = json.loads(ran.stdout)["losses"]
+        assert 0.5 < losses[1] < losses[0] < 2.5

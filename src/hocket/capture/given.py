@@ -15,7 +15,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
 from hocket.base.errors import UsageError
-from hocket.capture.loss import Loss, first_floating
+from hocket.capture.loss import Loss, find_loss, first_floating
+from hocket.capture.precision import amp_forward
 from hocket.capture.step import Forward
 from hocket.capture.swap import generators_kept
 
@@ -113,8 +114,10 @@ def first_batch(batch: Any) -> Any:
 class SupervisedForward:
     """Forward that applies a model to ``x`` and a loss to its output and ``y``."""
 
-    def __init__(self, loss: Any) -> None:
+    def __init__(self, loss: Any, name: str = "") -> None:
         self.loss = loss
+        self.name = name
+        """Name by which `supervised` finds the loss again; empty for a function of the caller."""
 
     def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """Loss of one ``(x, y)`` batch."""
@@ -129,18 +132,40 @@ def supervised(
     """Return loss and forward of a step; resolves losses of output and target for ``(x, y)``.
 
     Such a loss is a function of two arguments, such as ``torch.nn.functional.cross_entropy``, or
-    the name of a loss if the model is called with ``x`` only.
+    the name of a loss (``package.module:function`` too) if the model is called with ``x`` only.
     """
     is_pair = isinstance(batch, tuple | list) and len(batch) == 2
     if forward is not None or loss is None or not is_pair or isinstance(batch, Mapping):
         return loss, forward
     if isinstance(loss, str):
-        if loss not in _OF_TARGET or _can_be_called(model, *batch):
+        if _can_be_called(model, *batch):
             return loss, forward
-        return None, SupervisedForward(_OF_TARGET[loss])
+        loss_of = _OF_TARGET.get(loss) or (find_loss(loss) if ":" in loss else None)
+        if loss_of is None or (loss not in _OF_TARGET and _num_required(loss_of) != 2):
+            return loss, forward
+        return None, SupervisedForward(loss_of, loss)
     if _num_required(loss) != 2:
         return loss, forward
     return None, SupervisedForward(loss)
+
+
+def loss_and_forward(
+    model: Any, batch: Any, loss: Loss | str | None, amp: str | None, device: str
+) -> tuple[Loss | str | None, Forward | None]:
+    """Return loss and forward of a step under autocast of the type ``amp``, if it is not None."""
+    loss, forward = supervised(model, batch, loss, None)
+    return loss, amp_forward(amp, device, forward)
+
+
+def remedy_of_call(model: Any, batch: Any) -> str:
+    """Hint for a model that fails on a batch: a missing loss if only ``x`` of ``(x, y)`` fits."""
+    is_pair = isinstance(batch, tuple | list) and len(batch) == 2
+    if is_pair and not _can_be_called(model, *batch) and _can_be_called(model, batch[0]):
+        return (
+            "the model takes x of the batch (x, y): name a loss of its output and y, such as "
+            "--loss cross-entropy or --loss FILE.py:FUNCTION; in Python loss= or forward="
+        )
+    return "check that the model runs on the batch outside hocket"
 
 
 def _cross_entropy(output: Any, target: torch.Tensor) -> torch.Tensor:

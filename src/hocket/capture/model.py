@@ -19,7 +19,7 @@ from hocket.base.errors import HocketError, UsageError
 from hocket.capture.assemble import graph_of
 from hocket.capture.attention import ACCELERATOR
 from hocket.capture.fake import all_tensors, batch_tensors, plain_batch
-from hocket.capture.given import first_batch, supervised, unwrapped
+from hocket.capture.given import first_batch, remedy_of_call, supervised, unwrapped
 from hocket.capture.held import held_note
 from hocket.capture.link import link
 from hocket.capture.loss import ChosenLoss, Loss
@@ -115,7 +115,7 @@ def capture_program(
         "held": held_note(recording, program, graph),
     }
     meta = _meta(model, batch, update, name, step.device) | {
-        "loss": chosen.name or None,
+        "loss": getattr(step.forward, "name", "") or chosen.name or None,
         "level": "op",
         **{key: note for key, note in notes.items() if note},
     }
@@ -138,13 +138,15 @@ def _capture_modules(
     if any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors):
         raise error
     failure = f"{type(model).__name__} fails on this batch"
-    with own_code(failure, "check that the model runs on the batch outside hocket", reason):
+    hint = "check that the model runs on the batch outside hocket"
+    hint = hint if step.forward is not None else remedy_of_call(model, batch)
+    with own_code(failure, hint, reason):
         recording = record_real_step(model, batch, step)
     graph = graph_of(_linked(recording, optimizer), name or type(model).__name__, {})
     classes = {path: type(module).__name__ for path, module in model.named_modules()}
     assert isinstance(step.loss, ChosenLoss)
     meta = _meta(model, batch, optimizer, graph.name, str(tensors[0].device)) | {
-        "loss": step.loss.name or None,
+        "loss": getattr(step.forward, "name", "") or step.loss.name or None,
         "level": "module",
         "why": f"{error.where}: {error.message}",
         "mend": error.hint,

@@ -18,10 +18,15 @@ LARGE_PARAMETERS = 1_000_000_000
 because such models are rarely trained in plain float32."""
 
 
-def amp_forward(name: str | None, device: str = "cuda") -> Forward | None:
-    """Forward that applies a model under autocast of the named dtype; None without a name."""
+def amp_forward(
+    name: str | None, device: str = "cuda", inner: Forward | None = None
+) -> Forward | None:
+    """Forward that calls ``inner``, or the model, under autocast of the named dtype.
+
+    Without a name, ``inner`` is returned.
+    """
     if name is None:
-        return None
+        return inner
     if name not in AMP_DTYPES:
         raise unknown_name("autocast type", name, AMP_DTYPES)
     dtype = AMP_DTYPES[name]
@@ -29,8 +34,9 @@ def amp_forward(name: str | None, device: str = "cuda") -> Forward | None:
 
     def forward(model: nn.Module, batch: Any) -> Any:
         with torch.autocast(kind, dtype):
-            return apply_model(model, batch)
+            return (inner or apply_model)(model, batch)
 
+    vars(forward)["name"] = getattr(inner, "name", "")
     return forward
 
 

@@ -65,7 +65,7 @@ def command(
     streamed from the host. Exit code 4 where nothing fits, with the smallest budget that would.
     """
     if output is None and not as_json:
-        output = Path("plan.json")
+        output = Path("fit.json")  # not the name of a plan for several devices
     limit_bytes = inf if host_bytes is None else host_bytes
     answer_budget(
         request, output, grows=grows, host_bytes=limit_bytes, async_update=async_update,

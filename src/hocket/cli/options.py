@@ -97,7 +97,8 @@ On = Annotated[
 Output = Annotated[
     Path | None,
     option(
-        "Plan file to write; the report goes beside it. [default: plan.json, nothing with --json]",
+        "Plan file to write; the report goes beside it. [default: plan.json, of hocket fit "
+        "fit.json, nothing with --json]",
         "-o",
         "--output",
     ),

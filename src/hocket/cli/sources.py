@@ -120,20 +120,22 @@ def capture_model(
         # build_model imports PyTorch, which takes seconds, hence inside the spinner. Warnings are
         # printed after the spinner has ended.
         from hocket.capture import ZOO, CaptureWarning, capture
-        from hocket.capture.precision import amp_forward, usual_amp
+        from hocket.capture.given import loss_and_forward
+        from hocket.capture.precision import usual_amp
         from hocket.capture.sizes import capture_sizes, trying_samples
 
         warnings.simplefilter("always", CaptureWarning)
         model, batch = build_model(text, options)
         amp = usual_amp(model, device) if options.amp is None else options.amp_name
+        loss, forward = loss_and_forward(model, batch, options.loss, amp, device)
         graph = (capture_sizes if at_sizes else capture)(
             model,
             batch,
-            loss=options.loss,
+            loss=loss,
             optimizer=options.optimizer_name,
             name=text,
             device=device,
-            forward=amp_forward(amp, device),
+            forward=forward,
         )
         if amp is not None:
             graph = replace(graph, meta={**graph.meta, "amp": amp})

@@ -17,9 +17,9 @@ import torch
 
 from hocket.base.errors import UsageError
 from hocket.capture import capture_program, load_model
+from hocket.capture.given import loss_and_forward
 from hocket.capture.loss import MEAN, OWN, Loss
 from hocket.capture.optimizer import optimizer_of_meta
-from hocket.capture.precision import amp_forward
 from hocket.capture.real import BuiltForReal, made_real
 from hocket.graph.graph import Graph
 
@@ -126,11 +126,11 @@ def _require_planned(
     graph: Graph, model: Any, batch: Any, name: str, loss: Loss | str | None
 ) -> None:
     """Capture the model's step, and refuse a graph that differs from the planned one."""
-    meta = graph.meta
+    meta, device = graph.meta, str(graph.meta.get("device"))
+    loss, forward = loss_and_forward(model, batch, loss, meta.get("amp"), device)
     captured, _ = capture_program(
         model, batch, loss=loss, optimizer=optimizer_of_meta(meta), name=name,
-        device=str(meta.get("device")),
-        forward=amp_forward(meta.get("amp"), str(meta.get("device"))),
+        device=device, forward=forward,
     )  # fmt: skip
     require_same(graph, captured, name)
 

@@ -37,8 +37,10 @@ class RankedStep(PlacedStep):
         used = setup.split.used_devices
         if dist.get_world_size() != len(used):
             raise UsageError(
-                f"the plan uses {len(used)} devices, and {dist.get_world_size()} ranks are running",
-                hint=f"start {len(used)} ranks, one per device: hocket launch plan.json script.py",
+                f"the plan uses {len(used)} device{'s' * (len(used) > 1)}, and "
+                f"{dist.get_world_size()} ranks are running",
+                hint="start one rank per device of the plan (hocket launch plan.json script.py); "
+                'under torchrun name a plan: hocket.prepare(…, plan="plan.json")',
             )
         self.device_index, self.device = used[dist.get_rank()], device
         super().__init__(setup, {self.device_index: device}, seed=seed or 0, keep=keep)

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from hocket.capture.fake import batch_tensors
+from hocket.capture.given import loss_and_forward
 from hocket.capture.loss import Loss
 from hocket.capture.model import CaptureWarning
 from hocket.capture.optimizer import Optimizer, optimizer_of_meta
 from hocket.capture.perform import draw_seed
-from hocket.capture.precision import amp_forward
 from hocket.plan.files import SavedPlan
 from hocket.plan.sections import Memory, Waves
 from hocket.plan.training import TransformerTraining
@@ -74,11 +74,13 @@ class SyntheticTraining:
         # Steps under these sections draw from PyTorch's generator, so `step` seeds it.
         self._is_seeded = any(saved.plan.get(kind) is not None for kind in (Memory, Waves))
         self._seed = seed
+        batch = self._make_batch(1)
+        loss, forward = loss_and_forward(model, batch, loss, meta.get("amp"), kernels)
         task = TrainingTask(
-            model=model, optimizer=self.optimizer, batch=self._make_batch(1), device=device,
+            model=model, optimizer=self.optimizer, batch=batch, device=device,
             recipe=TraceOptions(
                 loss=loss, update=self._update, device=kernels,
-                name=name or saved.problem.work_name, forward=amp_forward(meta.get("amp"), kernels),
+                name=name or saved.problem.work_name, forward=forward,
             ),
             options=LoopOptions(seed=None if self._is_seeded else seed), is_ranked=is_ranked,
         )  # fmt: skip
