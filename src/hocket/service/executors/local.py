@@ -141,14 +141,12 @@ class LocalExecutor(FolderExecutor):
         if lock is not None and self._is_supervised(name, folder):
             # It is about to begin or to exit, or a job put another file in place of its lock.
             os.close(lock)
-            lock = None
+            try:
+                return self._look_at_supervised(name, folder)
+            except DAMAGED:
+                return Status(name=name, phase=RUNNING, detail="its files are damaged")
         if lock is None:
-            # The supervisor has not ended its attempt in time, for example because it is stopped.
-            if self._outlived_grace(name, folder, SUPERVISOR_DELAY_S):
-                self._signal_supervisor(folder, signal.SIGKILL)
-            self._fence_silent(name, folder)
-            is_running = (folder / files.RUNNING).exists()
-            return Status(name=name, phase=RUNNING if is_running else STARTING)
+            return self._look_at_supervised(name, folder)
         with _closing(lock):
             result = None
             # Unreadable result: remaining processes are killed first, then the attempt is lost.
@@ -163,10 +161,21 @@ class LocalExecutor(FolderExecutor):
                 files.write_result(folder, result)
             return ended(name, result)
 
+    def _look_at_supervised(self, name: AttemptName, folder: Path) -> Status:
+        # The supervisor has not ended its attempt in time, for example because it is stopped.
+        if self._outlived_grace(name, folder, SUPERVISOR_DELAY_S):
+            self._signal_supervisor(folder, signal.SIGKILL)
+        self._fence_silent(name, folder)
+        is_running = (folder / files.RUNNING).exists()
+        return Status(name=name, phase=RUNNING if is_running else STARTING)
+
     def _is_supervised(self, name: AttemptName, folder: Path) -> bool:
         """True if a supervisor of an attempt runs, whatever jobs did to the files of its folder."""
         if name in self._supervisors:
             return any(handle.poll() is None for handle in self._supervisors[name])
+        if _first_place(folder) != str(folder):
+            # Of a state that was set aside: an attempt of the present one may have this name.
+            return False
         # An earlier daemon started it. No supervisor without a handle can be new since the look.
         if self._commands is None:
             self._commands = [_command_of(one.pid) for one in system.processes()]
@@ -257,9 +266,12 @@ def _command_of(pid: int) -> set[bytes]:
 def _supervises(command: set[bytes], folder: Path) -> bool:
     """True if this is the command line of the attempt's supervisor; its number in ``begun.json``
     can be forged."""
-    # A state that was set aside has another path than the one in the command line.
-    place = re.sub("/damaged-[^/]*(?=/attempts/)", "", str(folder)).encode()
-    return {b"hocket.service.executors.supervisor", place} <= command
+    return {b"hocket.service.executors.supervisor", _first_place(folder).encode()} <= command
+
+
+def _first_place(folder: Path) -> str:
+    """Path of an attempt's folder when it was made, before its state was perhaps set aside."""
+    return re.sub("/damaged-[^/]*(?=/attempts/)", "", str(folder))
 
 
 def _group_of(folder: Path, mark: str) -> Cgroup | None:
