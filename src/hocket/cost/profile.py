@@ -94,7 +94,7 @@ class Profile:
 
 
 def merge_profiles(profiles: Sequence[Profile]) -> Profile:
-    """Merge profiles of one device type: counts add up, the first time of a signature counts.
+    """Merge profiles of one device type: counts add up, the first time of an op is kept.
 
     Host overheads and reserved bytes are those of the first profile.
     """

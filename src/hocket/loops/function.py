@@ -175,7 +175,7 @@ Permission = tuple[str, float]
 
 
 def permitted(permit: Mapping[str, Any]) -> dict[str, Permission]:
-    """Return the rule and step size of each array; rules are ``"buffer"``, ``("revise", 0.1)``."""
+    """Return the rule and the step size of each array, from ``"buffer"`` or ``("revise", 0.1)``."""
     found: dict[str, Permission] = {}
     for array, given in permit.items():
         rule, rate = given if isinstance(given, tuple) else (given, DEFAULT_RATE)

@@ -44,7 +44,7 @@ def next_changes(
 def ready_rows(shard: ShardState, client: int, *, at_once: bool) -> LongArray:
     """Rows that a client waits for: requested and at the clock it needs, or due.
 
-    ``at_once``: all changed rows, without waiting for a clock.
+    ``at_once``: all changed rows now, before workers end their clock.
     """
     if not shard.num_asked[client] and not shard.num_dirty[client]:
         return np.zeros(0, np.int64)

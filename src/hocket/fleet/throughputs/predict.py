@@ -109,7 +109,7 @@ def exposed_s(buckets: Gradients, gang: int, path: RingPath) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceStep:
-    """One step on one device of a type."""
+    """Predicted training step on one device of a given type."""
 
     servers: Servers
     step_s: float

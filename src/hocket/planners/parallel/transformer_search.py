@@ -162,7 +162,7 @@ class _Judge:
 
 
 def _scan_best(parts: list[_Part], name: str, by: str, count: int) -> ParallelConfigs:
-    """The configs with the smallest values over all parts; ties keep their order."""
+    """Scan configs in parts and return those with the smallest values; ties keep their order."""
     if not parts:
         return ParallelConfigs.of([])
     order = np.argsort(np.concatenate([getattr(part, by) for part in parts]), kind="stable")

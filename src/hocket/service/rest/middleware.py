@@ -46,7 +46,7 @@ _log = logging.getLogger("hocket.service")
 
 
 class RequestMiddleware(ABC):
-    """ASGI middleware; ``hosts`` are names beside the loopback ones that it is reached under."""
+    """ASGI middleware; ``hosts`` are further host names than the loopback ones."""
 
     max_bytes = MAX_BODY_BYTES
     """Of a body."""

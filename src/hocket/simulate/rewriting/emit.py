@@ -238,8 +238,7 @@ class Emitter:
         self, name: str, tensors: Sequence[int], sizes: LongArray, *, reads: Iterable[int],
         neighbor: int, phase: Phase, buffer: int = _NONE,
     ) -> list[int]:  # fmt: skip
-        """Write a copy from the host, which replaces the storages of these tensors; return the new
-        tensors.
+        """Copy these tensors from the host into new storages; return the new tensors.
 
         ``sizes`` are bytes by tensor number. The copies are in memory that is reserved already:
         in ``buffer`` if it is given, else in a staging buffer or slot of the whole step.

@@ -45,7 +45,7 @@ def budgeted(
     *,
     uses: Uses | None = None,
 ) -> BudgetedStep:
-    """Return the step of a placed problem under a memory section, ready to be simulated."""
+    """Return the step of a placed problem with the copies and recompute of a memory plan."""
     done = rewrite(problem.graph, memory, uses)
     assert plan.device_of is not None, "memory is planned for ops that have a place"
     device_of = plan.device_of[done.neighbor]

@@ -227,8 +227,10 @@ class Uses:
 
     @cached_property
     def copied_bytes(self) -> LongArray:
-        """Per tensor: bytes of its copy from the host. These are fewer than its own bytes if all
-        readers of a parameter only round it to the same smaller dtype."""
+        """Per tensor: bytes of its copy from the host.
+
+        A parameter that all readers only round to one smaller dtype is copied in that dtype.
+        """
         graph = self.graph
         copied = graph.tensor_bytes.astype(np.int64)
         sizes: dict[int, set[int]] = {}
