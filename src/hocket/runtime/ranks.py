@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from hocket.base.errors import RunError, UsageError
 from hocket.capture.fake import batch_tensors
+from hocket.capture.recording import has_storage
 from hocket.processes.root_cause import CONSEQUENCE
 
 _PATIENCE = timedelta(days=1)
@@ -143,7 +144,7 @@ def require_same_batch(batch: Any) -> None:
     digest = hashlib.blake2b()
     for name, tensor in batch_tensors(batch):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        if tensor.layout == torch.strided and not tensor.is_meta:
+        if has_storage(tensor) and not tensor.is_meta:
             flat = tensor.detach().cpu().contiguous().flatten()
             digest.update(flat.view(torch.uint8).numpy().data)
     found: list[Any] = [None] * dist.get_world_size()
